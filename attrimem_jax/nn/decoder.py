@@ -1,0 +1,220 @@
+"""The decoder, on the layout that everything here shares: prefixes that are read once, and suffixes that follow them.
+
+`Block` is the network: one Flax NNX module for Qwen3, Qwen2 and Llama-type layers. Its parameters live in a plain dict
+with the layers stacked on axis 0, and every function below scans over that axis. A prefix [P, Tp] is read once and its
+keys are never copied, however many suffixes [P, n, Ts] attend to them.
+"""
+
+import functools
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from attrimem_jax.nn.attention import attend, rotary, rotate
+from attrimem_jax.nn.config import DecoderConfig
+
+Params = dict
+
+
+@flax.struct.dataclass
+class Shared:
+  """Prefixes and the suffixes that continue them.
+
+  Prefixes are padded on the right. A suffix is a prompt padded on the left and then a completion padded on the right,
+  so that the completions of all rows start at the same column; positions count real tokens only, so padding never
+  changes a number.
+
+  Attributes:
+    prefix: int32 [P, Tp], at least one real token each.
+    prefix_mask: bool [P, Tp].
+    suffix: int32 [P, n, Ts].
+    suffix_mask: bool [P, n, Ts].
+    prefix_keep: bool [P, n, Tp] or None; False hides a prefix token from one suffix (its position stays).
+  """
+
+  prefix: jax.Array
+  prefix_mask: jax.Array
+  suffix: jax.Array
+  suffix_mask: jax.Array
+  prefix_keep: jax.Array | None = None
+
+
+class Block(nnx.Module):
+  """One pre-norm layer: grouped-query attention, then SwiGLU."""
+
+  def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
+    D, N, K, H, F = config.width, config.heads, config.kv_heads, config.head_size, config.hidden
+
+    def normal(shape, fan_in):
+      return nnx.Param(jax.random.normal(rngs.params(), shape) * fan_in**-0.5)
+
+    self.config = config
+    self.attention_norm = nnx.Param(jnp.ones(D))
+    self.q, self.k, self.v = normal((D, N, H), D), normal((D, K, H), D), normal((D, K, H), D)
+    self.o = normal((N, H, D), N * H * 2 * config.layers)
+    if config.qk_norm:
+      self.q_norm, self.k_norm = nnx.Param(jnp.ones(H)), nnx.Param(jnp.ones(H))
+    if config.qkv_bias:
+      self.q_bias, self.k_bias, self.v_bias = (nnx.Param(jnp.zeros((heads, H))) for heads in (N, K, K))
+    self.mlp_norm = nnx.Param(jnp.ones(D))
+    self.gate, self.up = normal((D, F), D), normal((D, F), D)
+    self.down = normal((F, D), F * 2 * config.layers)
+
+  def qkv(self, x, rope):
+    """x [..., D] to q [..., N, H], k and v [..., K, H], rotated."""
+    x = rms_norm(x, self.attention_norm[...], self.config.norm_eps)
+    q, k, v = (jnp.einsum("...d,dnh->...nh", x, w[...].astype(x.dtype)) for w in (self.q, self.k, self.v))
+    if self.config.qkv_bias:
+      q, k, v = q + self.q_bias[...], k + self.k_bias[...], v + self.v_bias[...]
+    if self.config.qk_norm:
+      q = rms_norm(q, self.q_norm[...], self.config.norm_eps)
+      k = rms_norm(k, self.k_norm[...], self.config.norm_eps)
+    return rotate(q, rope), rotate(k, rope), v.astype(x.dtype)
+
+  def finish(self, x, heads):
+    """Adds the attention's result `heads` [..., N, H] and the feed-forward to the residual x [..., D]."""
+    x = x + jnp.einsum("...nh,nhd->...d", heads, self.o[...].astype(x.dtype))
+    y = rms_norm(x, self.mlp_norm[...], self.config.norm_eps)
+    gate, up = (jnp.einsum("...d,df->...f", y, w[...].astype(x.dtype)) for w in (self.gate, self.up))
+    return x + jnp.einsum("...f,fd->...d", nnx.silu(gate) * up, self.down[...].astype(x.dtype))
+
+
+def rms_norm(x, scale, eps):
+  """Root-mean-square norm, computed in float32, returned in x's dtype."""
+  y = x.astype(jnp.float32)
+  y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + eps) * scale
+  return y.astype(x.dtype)
+
+
+def init(config: DecoderConfig, key: jax.Array) -> Params:
+  """Random float32 parameters; residual outputs are scaled down by the depth."""
+  embed_key, layer_key, head_key = jax.random.split(key, 3)
+
+  @nnx.vmap(transform_metadata={nnx.PARTITION_NAME: None})
+  def stack(layer_key):
+    return Block(config, nnx.Rngs(layer_key))
+
+  layers = nnx.to_pure_dict(nnx.split(stack(jax.random.split(layer_key, config.layers)))[1])
+  params = {
+    "embed": jax.random.normal(embed_key, (config.vocab_size, config.width)) * 0.02,
+    "layers": layers,
+    "norm": jnp.ones(config.width),
+  }
+  if not config.tied:
+    params["head"] = jax.random.normal(head_key, (config.width, config.vocab_size)) * config.width**-0.5
+  return params
+
+
+def abstract(config: DecoderConfig) -> Params:
+  """The shapes of `init`'s result, without computing it."""
+  return jax.eval_shape(lambda: init(config, jax.random.key(0)))
+
+
+@functools.cache
+def _definition(config: DecoderConfig):
+  return nnx.split(nnx.eval_shape(lambda: Block(config, nnx.Rngs(0))))[0]
+
+
+def block(config: DecoderConfig, layer: Params) -> Block:
+  """The module of one layer over that layer's slice of the stacked parameters."""
+  return nnx.merge(_definition(config), layer)
+
+
+def hidden(config: DecoderConfig, params: Params, batch: Shared, *, dtype=jnp.float32, remat=False) -> jax.Array:
+  """Final hidden states of the suffixes, after the last norm: float32 [P, n, Ts, D]. One pass, differentiable."""
+  prefix_rope, suffix_rope = ropes(config, batch.prefix_mask, batch.suffix_mask)
+  to_prefix, to_own = masks(batch)
+  causal = (jnp.tril(jnp.ones((batch.prefix.shape[1],) * 2, bool)) & batch.prefix_mask[:, None, :])[:, None]
+
+  def layer(streams, weights):
+    x, y = streams
+    net = block(config, weights)
+    q, k, v = net.qkv(x, prefix_rope)
+    x = net.finish(x, attend(q[:, None], [], [(k[:, None], v[:, None], causal)])[:, 0])
+    q, own_k, own_v = net.qkv(y, suffix_rope)
+    y = net.finish(y, attend(q, [(k, v, to_prefix)], [(own_k, own_v, to_own)]))
+    return (x, y), None
+
+  streams = embed(params, batch.prefix, dtype), embed(params, batch.suffix, dtype)
+  (_, y), _ = jax.lax.scan(jax.checkpoint(layer) if remat else layer, streams, params["layers"])
+  return rms_norm(y.astype(jnp.float32), params["norm"], config.norm_eps)
+
+
+def embed(params: Params, ids: jax.Array, dtype) -> jax.Array:
+  return params["embed"][ids].astype(dtype)
+
+
+def ropes(config: DecoderConfig, prefix_mask, suffix_mask):
+  """Rotary tables of the two streams; a token's position is the number of real tokens before it."""
+  prefix_position = jnp.cumsum(prefix_mask, axis=-1) - 1
+  suffix_position = prefix_mask.sum(-1)[:, None, None] + jnp.cumsum(suffix_mask, axis=-1) - 1
+  return tuple(
+    rotary(jnp.maximum(position, 0), config.head_size, config.rope_theta)
+    for position in (prefix_position, suffix_position)
+  )
+
+
+def masks(batch: Shared):
+  """What suffix queries see: the prefix [P, n or 1, 1, Tp] and their own tokens up to themselves [P, n, Ts, Ts]."""
+  to_prefix = batch.prefix_mask[:, None, None, :]
+  if batch.prefix_keep is not None:
+    to_prefix = to_prefix & batch.prefix_keep[:, :, None, :]
+  Ts = batch.suffix.shape[-1]
+  to_own = jnp.tril(jnp.ones((Ts, Ts), bool)) & batch.suffix_mask[:, :, None, :]
+  return to_prefix, to_own
+
+
+def logits(params: Params, states: jax.Array, temperature=1.0) -> jax.Array:
+  """float32 logits [..., V] of final hidden states [..., D], divided by the sampling temperature.
+
+  Sampler and trainer both come here, so that the probability that a token was drawn with is the one it is trained with.
+  """
+  head = params["embed"].T if "head" not in params else params["head"]
+  return jnp.einsum("...d,dv->...v", states, head, preferred_element_type=jnp.float32) / temperature
+
+
+def token_logprobs(
+  config: DecoderConfig,
+  params: Params,
+  batch: Shared,
+  count: int,
+  *,
+  temperature: float = 1.0,
+  dtype=jnp.float32,
+  remat: bool = False,
+  chunk: int = 1024,
+) -> tuple[jax.Array, jax.Array]:
+  """Log-probabilities and entropies of the last `count` suffix columns (the completions).
+
+  The head runs over chunks of `chunk` tokens whose logits are recomputed in the backward pass, so memory does not grow
+  with tokens times vocabulary.
+
+  Returns:
+    (logp, entropy), float32 [P, n, count] each; 0 where the column is padding.
+  """
+  Ts = batch.suffix.shape[-1]
+  assert 0 < count < Ts, f"count {count} must leave at least one of {Ts} columns to predict from"
+  states = hidden(config, params, batch, dtype=dtype, remat=remat)[:, :, Ts - count - 1 : Ts - 1]
+  targets, mask = batch.suffix[:, :, Ts - count :], batch.suffix_mask[:, :, Ts - count :]
+  logp, entropy = _chunked(params, states.reshape(-1, config.width), targets.reshape(-1), temperature, chunk)
+  return tuple(jnp.where(mask, a.reshape(mask.shape), 0.0) for a in (logp, entropy))
+
+
+def _chunked(params, states, targets, temperature, chunk):
+  tokens = len(targets)
+  chunk = min(chunk, tokens)
+  pad = -tokens % chunk
+  states, targets = jnp.pad(states, ((0, pad), (0, 0))), jnp.pad(targets, (0, pad))
+
+  @jax.checkpoint
+  def one(_, xs):
+    z = logits(params, xs[0], temperature)
+    log_z = jax.nn.logsumexp(z, axis=-1)
+    p = jnp.exp(z - log_z[:, None])
+    chosen = jnp.take_along_axis(z, xs[1][:, None], axis=-1)[:, 0]
+    return None, (chosen - log_z, log_z - jnp.sum(p * z, axis=-1))
+
+  _, out = jax.lax.scan(one, None, (states.reshape(-1, chunk, states.shape[-1]), targets.reshape(-1, chunk)))
+  return tuple(a.reshape(-1)[:tokens] for a in out)
