@@ -1,0 +1,70 @@
+"""Characters are only cut where they end, and byte spans find their tokens."""
+
+import random
+
+import pytest
+from attrimem_jax.text import spans
+from attrimem_jax.text.tokenizer import Tokenizer
+
+
+def test_offsets():
+  assert spans.offsets([b"ab", b"", b"c"]) == [(0, 2), (2, 2), (2, 3)]
+  assert spans.offsets([]) == []
+
+
+def test_pieces_of_an_emoji(tokenizer: Tokenizer):
+  tokens = tokenizer.pieces(tokenizer.encode("I love 🦜"))
+  found = spans.pieces(tokens)
+  assert "".join(piece.text for piece in found) == "I love 🦜"
+  assert found[-1] == spans.Piece(len(tokens) - 3, len(tokens), "🦜")
+
+
+@pytest.mark.parametrize(
+  "tokens, expected",
+  [
+    ([], []),
+    ([b"a", b"\xf0\x9f"], [(0, 1, "a"), (1, 2, "�")]),
+    ([b"\xf0\x9f", b"a"], [(0, 2, "�a")]),
+    ([b"\xff", b"a"], [(0, 1, "�"), (1, 2, "a")]),
+    ([b"x\xe6", b"\x97", b"\xa5\xe6", b"\x9c\xac"], [(0, 4, "x日本")]),
+    ([b"\xe2", b"\x98", b"\x83!", b"?"], [(0, 3, "☃!"), (3, 4, "?")]),
+  ],
+)
+def test_pieces_by_hand(tokens: list[bytes], expected: list):
+  assert [(piece.start, piece.stop, piece.text) for piece in spans.pieces(tokens)] == expected
+
+
+def test_pieces_cover_any_bytes_in_order():
+  draw = random.Random(0)
+  for _ in range(300):
+    tokens = [draw.randbytes(draw.randint(0, 3)) for _ in range(draw.randint(0, 8))]
+    tokens += ["é日🦜"[draw.randrange(3)].encode()[: draw.randint(1, 4)]]
+    found = spans.pieces(tokens)
+    assert [piece.start for piece in found] + [len(tokens)] == [0] + [piece.stop for piece in found]
+    assert "".join(piece.text for piece in found) == b"".join(tokens).decode(errors="replace")
+
+
+@pytest.mark.parametrize(
+  "span, expected",
+  [
+    ((0, 6), (0, 3)),
+    ((0, 1), (0, 1)),
+    ((1, 3), (0, 2)),
+    ((2, 4), (1, 2)),
+    ((5, 6), (2, 3)),
+    ((6, 6), (3, 3)),
+    ((3, 3), (1, 1)),
+  ],
+)
+def test_overlap(span: tuple[int, int], expected: tuple[int, int]):
+  assert spans.overlap([(0, 2), (2, 4), (4, 6)], *span) == expected
+
+
+def test_overlap_agrees_with_the_definition():
+  draw = random.Random(1)
+  for _ in range(200):
+    ranges = spans.offsets([b"x" * draw.randint(1, 4) for _ in range(draw.randint(1, 9))])
+    start = draw.randrange(ranges[-1][1])
+    stop = draw.randint(start + 1, ranges[-1][1])
+    touched = [i for i, (a, b) in enumerate(ranges) if a < stop and b > start]
+    assert spans.overlap(ranges, start, stop) == (touched[0], touched[-1] + 1)
