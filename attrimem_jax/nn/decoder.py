@@ -122,10 +122,15 @@ def block(config: DecoderConfig, layer: Params) -> Block:
   return nnx.merge(_definition(config), layer)
 
 
-def hidden(config: DecoderConfig, params: Params, batch: Shared, *, dtype=jnp.float32, remat=False) -> jax.Array:
-  """Final hidden states of the suffixes, after the last norm: float32 [P, n, Ts, D]. One pass, differentiable."""
-  prefix_rope, suffix_rope = ropes(config, batch.prefix_mask, batch.suffix_mask)
-  to_prefix, to_own = masks(batch)
+def forward(config: DecoderConfig, params: Params, batch: Shared, *, dtype=jnp.float32, remat=False, keep_cache=False):
+  """One differentiable pass over prefixes and suffixes.
+
+  Returns:
+    states: final hidden states of the suffixes after the last norm, float32 [P, n, Ts, D].
+    caches: None, or with `keep_cache` (prefix k, prefix v [L, P, Tp, K, H], suffix k, suffix v [L, P, n, Ts, K, H]).
+  """
+  prefix_rope, suffix_rope = _ropes(config, batch.prefix_mask, batch.suffix_mask)
+  to_prefix, to_own = _masks(batch)
   causal = (jnp.tril(jnp.ones((batch.prefix.shape[1],) * 2, bool)) & batch.prefix_mask[:, None, :])[:, None]
 
   def layer(streams, weights):
@@ -135,18 +140,23 @@ def hidden(config: DecoderConfig, params: Params, batch: Shared, *, dtype=jnp.fl
     x = net.finish(x, attend(q[:, None], [], [(k[:, None], v[:, None], causal)])[:, 0])
     q, own_k, own_v = net.qkv(y, suffix_rope)
     y = net.finish(y, attend(q, [(k, v, to_prefix)], [(own_k, own_v, to_own)]))
-    return (x, y), None
+    return (x, y), (k, v, own_k, own_v) if keep_cache else None
 
   streams = embed(params, batch.prefix, dtype), embed(params, batch.suffix, dtype)
-  (_, y), _ = jax.lax.scan(jax.checkpoint(layer) if remat else layer, streams, params["layers"])
-  return rms_norm(y.astype(jnp.float32), params["norm"], config.norm_eps)
+  (_, y), caches = jax.lax.scan(jax.checkpoint(layer) if remat else layer, streams, params["layers"])
+  return rms_norm(y.astype(jnp.float32), params["norm"], config.norm_eps), caches
+
+
+def hidden(config: DecoderConfig, params: Params, batch: Shared, *, dtype=jnp.float32, remat=False) -> jax.Array:
+  """Final hidden states of the suffixes, after the last norm: float32 [P, n, Ts, D]."""
+  return forward(config, params, batch, dtype=dtype, remat=remat)[0]
 
 
 def embed(params: Params, ids: jax.Array, dtype) -> jax.Array:
   return params["embed"][ids].astype(dtype)
 
 
-def ropes(config: DecoderConfig, prefix_mask, suffix_mask):
+def _ropes(config: DecoderConfig, prefix_mask, suffix_mask):
   """Rotary tables of the two streams; a token's position is the number of real tokens before it."""
   prefix_position = jnp.cumsum(prefix_mask, axis=-1) - 1
   suffix_position = prefix_mask.sum(-1)[:, None, None] + jnp.cumsum(suffix_mask, axis=-1) - 1
@@ -156,7 +166,7 @@ def ropes(config: DecoderConfig, prefix_mask, suffix_mask):
   )
 
 
-def masks(batch: Shared):
+def _masks(batch: Shared):
   """What suffix queries see: the prefix [P, n or 1, 1, Tp] and their own tokens up to themselves [P, n, Ts, Ts]."""
   to_prefix = batch.prefix_mask[:, None, None, :]
   if batch.prefix_keep is not None:
