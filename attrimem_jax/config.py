@@ -1,0 +1,208 @@
+"""The configuration of every job: one locked schema, and the means to build recipes on it and on one another.
+
+`default()` holds every key with its type and meaning. Recipes in `configs/` change values and never add keys; whether
+the values make sense together is for `validation.validate`, which runs before any work starts.
+"""
+
+import importlib.util
+import os
+import pathlib
+from collections.abc import Callable, Mapping
+
+from ml_collections import ConfigDict
+
+from attrimem_jax.types import Module
+
+
+def default() -> ConfigDict:
+  """Returns the whole schema, locked: a new key is an AttributeError that lists the known ones."""
+  config = ConfigDict()
+  config.job = "train"
+  config.seed = 0
+  config.data = _data()
+  config.policy = _policy()
+  config.answer = _answer()
+  config.rollout = _rollout()
+  config.reward = ConfigDict({"kind": "contains", "questions": 4})  # questions asked per history; 0 asks them all
+  config.attribution = _attribution()
+  config.rl = _rl()
+  config.optim = _optim()
+  config.train = _train()
+  config.eval = _eval()
+  config.sft = _sft()
+  config.mesh = ConfigDict(
+    {"data": 1, "fsdp": 1, "tensor": 1}
+  )  # devices along each axis; the product is all that are used
+  config.export = ConfigDict({"out": "", "dtype": "float32", "verify": True})  # out "": <workdir>/export
+  return config.lock()
+
+
+def _data() -> ConfigDict:
+  data = ConfigDict()
+  data.name = "synthetic"
+  data.path = ""  # file of a benchmark; "" takes it from the environment variable ATTRIMEM_DATA
+  data.split = "train"
+  data.holdout = 2  # benchmark conversations, counted from the end, that training never sees
+  data.kinds = ()  # question kinds to keep; () keeps all
+  data.synthetic = ConfigDict({"sessions": 4, "people": 2, "facts": 3, "chatter": 4})
+  # How sloppy the oracle teacher is, as probabilities: it misses a fact, keeps chatter, blurs a number or name.
+  data.teacher = ConfigDict({"miss": 0.0, "chatter": 0.0, "blur": 0.0})
+  return data
+
+
+def _policy() -> ConfigDict:
+  policy = ConfigDict()
+  policy.model = (
+    "embedded:policy"  # embedded:<name>, a folder, a .gguf file, a name in third_party/models.toml or a hub id
+  )
+  policy.checkpoint = ""  # run directory whose newest parameters replace those of the model
+  policy.prompts = "compact"
+  policy.thinking = False
+  policy.dtype = "float32"  # of the computation; parameters and moments are always float32
+  policy.max_prompt = 1024  # tokens of session and module prompt together
+  policy.overlong = "fail"  # what happens to a session that does not fit: fail, drop it, or split it by turns
+  return policy
+
+
+def _answer() -> ConfigDict:
+  answer = ConfigDict()
+  answer.model = "embedded:answer"
+  answer.prompts = "compact"
+  answer.dtype = "float32"
+  answer.max_context = 1024  # tokens of context and question together
+  answer.max_new_tokens = 32
+  answer.retriever = ConfigDict({"name": "bm25", "model": "", "top_k": 10})  # model: of the dense retriever
+  return answer
+
+
+def _rollout() -> ConfigDict:
+  rollout = ConfigDict()
+  rollout.group_size = 8  # G, rollouts of the same history
+  rollout.histories = 4  # P, histories per step
+  rollout.modules = tuple(str(module) for module in Module)
+  # sessions written per rollout (0: the whole history), and the bank that a window starts from.
+  rollout.horizon = ConfigDict({"sessions": 0, "bank": "empty"})
+  rollout.temperature = 1.0
+  rollout.top_p = 1.0  # below 1 the sampler's support is smaller than the trainer's: the ratio is biased
+  rollout.top_k = 0  # 0 is off; the same warning
+  rollout.max_new_tokens = 64  # per call
+  rollout.core_budget = 128  # tokens that the core module may hold
+  rollout.records_budget = 512  # tokens of existing records shown to a module
+  return rollout
+
+
+def _attribution() -> ConfigDict:
+  attribution = ConfigDict()
+  attribution.masks = ((0, 8), (80, 16), (200, 32))  # (from step, masks); masks of a stage keep those of the one before
+  attribution.keep = 0.5  # probability that a source stays in the context
+  attribution.antithetic = False  # draw masks in pairs (v, 1 - v)
+  attribution.alpha = 0.01  # LASSO penalty
+  attribution.penalty = "raw"
+  attribution.explain = "generated"  # whose probability is explained: the answer given, or the gold one
+  attribution.scorer = "exact"
+  attribution.unit = "token"
+  return attribution
+
+
+def _rl() -> ConfigDict:
+  rl = ConfigDict()
+  rl.lambda_ = 0.3  # weight of the process advantage; 0 is outcome-only
+  rl.normalise = "zscore"  # of process rewards, over the sources of a group
+  rl.clip_process = 5.0
+  rl.clip_low = 0.2
+  rl.clip_high = 0.2
+  rl.kl = 0.02  # towards the starting policy
+  rl.kl_estimator = "k3"
+  rl.loss_norm = "token"
+  rl.drop_flat_groups = False  # leave out groups of equal rewards altogether, their KL term included
+  rl.micro_batches = 1
+  return rl
+
+
+def _optim() -> ConfigDict:
+  optim = ConfigDict()
+  optim.name = "adamw"
+  optim.lr = 1e-6
+  optim.schedule = "constant"
+  optim.warmup = 0  # steps
+  optim.weight_decay = 0.0
+  optim.clip_norm = 1.0
+  optim.b1 = 0.9
+  optim.b2 = 0.999
+  optim.eps = 1e-8
+  return optim
+
+
+def _train() -> ConfigDict:
+  train = ConfigDict()
+  train.steps = 400
+  train.log_every = 1
+  train.eval_every = 0  # 0: before the first and after the last step only
+  train.checkpoint_every = 50
+  train.keep_checkpoints = 2
+  return train
+
+
+def _eval() -> ConfigDict:
+  evaluation = ConfigDict()
+  evaluation.episodes = 32
+  evaluation.split = "test"
+  evaluation.temperature = 0.0
+  evaluation.bootstrap = 1000  # resamples
+  evaluation.confidence = 0.95
+  return evaluation
+
+
+def _sft() -> ConfigDict:
+  sft = ConfigDict()
+  sft.task = "policy"  # write the teacher's actions, or answer from the reference memory
+  sft.batch = 32  # examples per step
+  sft.from_scratch = False  # random parameters of the shape below instead of those of the model
+  sft.tokenizer = "embedded:policy"  # whose vocabulary a model from scratch takes
+  sft.init = ConfigDict()
+  sft.init.family = "qwen3"
+  sft.init.width = 128
+  sft.init.layers = 4
+  sft.init.heads = 4
+  sft.init.kv_heads = 2
+  sft.init.head_size = 32
+  sft.init.hidden = 384
+  sft.init.rope_theta = 10_000.0
+  sft.init.norm_eps = 1e-6
+  sft.init.tied = True
+  sft.init.qk_norm = True
+  sft.init.qkv_bias = False
+  sft.init.max_positions = 2048
+  return sft
+
+
+def recipe(file: str | os.PathLike[str], preset: str = "") -> ConfigDict:
+  """Runs the recipe in `file` and returns its locked configuration; recipes use it to build on one another.
+
+  Raises:
+    ValueError: the file is missing, is no recipe, or has no such preset.
+  """
+  path = pathlib.Path(file)
+  if not path.is_file():
+    raise ValueError(f"No recipe at {str(path)!r}. Give the path of a file such as configs/grpo_token.py.")
+  spec = importlib.util.spec_from_file_location(f"attrimem_recipe_{path.stem}", path)
+  if spec is None or spec.loader is None:
+    raise ValueError(f"{str(path)!r} is not a Python file. Give the path of a file such as configs/grpo_token.py.")
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  if not hasattr(module, "get_config"):
+    raise ValueError(f"{str(path)!r} has no get_config(preset). Copy configs/grpo_token.py to start a recipe.")
+  return module.get_config(preset)
+
+
+def choose(preset: str, presets: Mapping[str, Callable[[ConfigDict], None]]) -> Callable[[ConfigDict], None]:
+  """Returns the function that turns the default into `preset`; an unknown name is a ValueError that lists the known."""
+  if preset not in presets:
+    known = ", ".join(repr(name) for name in presets if name)
+    raise ValueError(f"Unknown preset {preset!r}. Use one of {known}, as in --config=configs/<recipe>.py:<preset>.")
+  return presets[preset]
+
+
+def prompts_per_step(config: ConfigDict) -> int:
+  """Prompts of one step, each sampled `rollout.group_size` times; 0 if it depends on the length of the histories."""
+  return config.rollout.histories * config.rollout.horizon.sessions * len(config.rollout.modules)

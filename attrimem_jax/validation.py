@@ -1,0 +1,300 @@
+"""Checks of a configuration, all problems at once: a line for each says where, what, the value got, how to mend it.
+
+`validate` runs before anything is loaded, `validate_lengths` when the shapes of the models are known.
+"""
+
+import itertools
+import math
+import os
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ml_collections import ConfigDict
+
+from attrimem_jax.types import Module
+
+if TYPE_CHECKING:
+  from attrimem_jax.nn.config import DecoderConfig
+
+# Every key that takes one of a few words.
+CHOICES: Mapping[str, tuple[str, ...]] = {
+  "job": ("train", "sft", "evaluate", "export"),
+  "data.name": ("synthetic", "locomo"),
+  "data.split": ("train", "validation", "test"),
+  "eval.split": ("train", "validation", "test"),
+  "policy.prompts": ("compact", "full"),
+  "policy.dtype": ("float32", "bfloat16"),
+  "policy.overlong": ("fail", "drop", "split"),
+  "answer.prompts": ("compact", "full"),
+  "answer.dtype": ("float32", "bfloat16"),
+  "answer.retriever.name": ("bm25", "dense"),
+  "rollout.horizon.bank": ("empty", "reference"),
+  "reward.kind": ("contains", "f1", "exact"),
+  "attribution.penalty": ("raw", "context_cite", "relative"),
+  "attribution.explain": ("generated", "gold"),
+  "attribution.scorer": ("exact",),
+  "attribution.unit": ("token", "span", "action", "none"),
+  "rl.normalise": ("zscore", "scale", "none"),
+  "rl.kl_estimator": ("k1", "k2", "k3"),
+  "rl.loss_norm": ("token", "sequence", "constant"),
+  "optim.name": ("adamw",),
+  "optim.schedule": ("constant", "cosine"),
+  "sft.task": ("policy", "answer"),
+  "sft.init.family": ("qwen3", "qwen2", "llama"),
+  "export.dtype": ("float32", "bfloat16", "float16"),
+}
+
+# The least value of a key, and the advice that goes with it.
+_AT_LEAST: Mapping[str, float] = {
+  "seed": 0,
+  "data.holdout": 1,
+  "data.synthetic.sessions": 1,
+  "data.synthetic.people": 1,
+  "data.synthetic.facts": 1,
+  "data.synthetic.chatter": 0,
+  "policy.max_prompt": 1,
+  "answer.max_context": 1,
+  "answer.max_new_tokens": 1,
+  "answer.retriever.top_k": 1,
+  "rollout.group_size": 2,  # a group of one has nothing to be compared with
+  "rollout.histories": 1,
+  "rollout.horizon.sessions": 0,
+  "rollout.temperature": 0,
+  "rollout.top_k": 0,
+  "rollout.max_new_tokens": 1,
+  "rollout.core_budget": 0,
+  "rollout.records_budget": 0,
+  "reward.questions": 0,
+  "attribution.alpha": 0,
+  "rl.lambda_": 0,
+  "rl.clip_process": 0,
+  "rl.clip_low": 0,
+  "rl.clip_high": 0,
+  "rl.kl": 0,
+  "rl.micro_batches": 1,
+  "optim.lr": 0,
+  "optim.warmup": 0,
+  "optim.weight_decay": 0,
+  "optim.clip_norm": 0,
+  "optim.eps": 0,
+  "train.steps": 0,
+  "train.log_every": 1,
+  "train.eval_every": 0,
+  "train.checkpoint_every": 1,
+  "train.keep_checkpoints": 1,
+  "eval.episodes": 1,
+  "eval.temperature": 0,
+  "eval.bootstrap": 1,
+  "sft.batch": 1,
+  "sft.init.width": 1,
+  "sft.init.layers": 1,
+  "sft.init.heads": 1,
+  "sft.init.kv_heads": 1,
+  "sft.init.head_size": 2,
+  "sft.init.hidden": 1,
+  "sft.init.rope_theta": 1,
+  "sft.init.norm_eps": 0,
+  "sft.init.max_positions": 1,
+  "mesh.data": 1,
+  "mesh.fsdp": 1,
+  "mesh.tensor": 1,
+}
+
+# Keys between 0 and 1: whether 0 itself and 1 itself are allowed.
+_UNIT_INTERVAL: Mapping[str, tuple[bool, bool]] = {
+  "data.teacher.miss": (True, True),
+  "data.teacher.chatter": (True, True),
+  "data.teacher.blur": (True, True),
+  "rollout.top_p": (False, True),
+  "attribution.keep": (False, False),
+  "optim.b1": (True, False),
+  "optim.b2": (True, False),
+  "eval.confidence": (False, False),
+}
+
+
+def validate(config: ConfigDict, devices: int | None = None) -> None:
+  """Checks every value by itself and against the others.
+
+  Args:
+    config: what a recipe returned, with the overrides of the command line.
+    devices: how many accelerators there are, or None to leave the mesh unchecked.
+
+  Raises:
+    ValueError: lists all problems, one numbered line each: where, what, the value got, and how to mend it.
+  """
+  _raise([*_single_values(config), *_cross_checks(config), *_mesh(config, devices)])
+
+
+def validate_lengths(config: ConfigDict, policy: "DecoderConfig", answer: "DecoderConfig | None" = None) -> None:
+  """Checks that prompt and completion fit the models' positions; raises like `validate`."""
+  problems = []
+  for name, model, prompt, completion in (
+    ("policy", policy, "policy.max_prompt", "rollout.max_new_tokens"),
+    ("answer", answer, "answer.max_context", "answer.max_new_tokens"),
+  ):
+    longest = get(config, prompt) + get(config, completion)
+    if model is not None and longest > model.max_positions:
+      what = f"with config.{completion}={get(config, completion)} makes {longest} tokens"
+      what += f", but the {name} model has {model.max_positions} positions"
+      room = model.max_positions - get(config, completion)
+      problems.append(
+        _problem(config, prompt, what, f"Use at most {room}." if room > 0 else f"Lower config.{completion}.")
+      )
+  _raise(problems)
+
+
+def _raise(problems: list[str]) -> None:
+  if problems:
+    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    lines = [f"  {number}. {problem}" for number, problem in enumerate(problems, 1)]
+    raise ValueError("\n".join([f"{count} in the configuration:", *lines]))
+
+
+def _problem(config: ConfigDict, name: str, what: str, mend: str) -> str:
+  return f"config.{name}: {what} (got {get(config, name)!r}). {mend}"
+
+
+def _single_values(config: ConfigDict) -> Iterator[str]:
+  for name, allowed in CHOICES.items():
+    if get(config, name) not in allowed:
+      yield _problem(config, name, "unknown value", f"Use one of {', '.join(allowed)}.")
+  for name, least in _AT_LEAST.items():
+    value = get(config, name)
+    if not (math.isfinite(value) and value >= least):
+      yield _problem(config, name, f"must be a finite number of at least {least}", f"Use {least} or more.")
+  for name, (with_0, with_1) in _UNIT_INTERVAL.items():
+    value = get(config, name)
+    if not (0 < value < 1 or (with_0 and value == 0) or (with_1 and value == 1)):
+      left, right = "[" if with_0 else "(", "]" if with_1 else ")"
+      yield _problem(config, name, f"must lie in {left}0, 1{right}", "Use a fraction such as 0.5.")
+
+
+def _cross_checks(config: ConfigDict) -> Iterator[str]:
+  """Checks of keys against each other, for the parts that this job uses."""
+  yield from _paths(config)
+  if config.job != "export":
+    yield from _data_set(config)
+    yield from _memory(config)
+  if config.job == "train":
+    yield from _attribution_problems(config)
+    yield from _batch(config)
+  if config.job in ("train", "sft") and config.optim.warmup > config.train.steps:
+    yield _problem(config, "optim.warmup", f"is longer than config.train.steps={config.train.steps}", "Shorten it.")
+  if config.job == "sft":
+    yield from _init(config)
+
+
+def _paths(config: ConfigDict) -> Iterator[str]:
+  if config.policy.checkpoint and not pathlib.Path(config.policy.checkpoint).expanduser().is_dir():
+    yield _problem(
+      config, "policy.checkpoint", "there is no such run directory", "Give the --workdir of an earlier run."
+    )
+  for name in ("policy.model", "answer.model", "answer.retriever.model"):
+    value = get(config, name)
+    looks_like_path = value.startswith(("/", ".", "~")) or value.endswith(".gguf")
+    if looks_like_path and not pathlib.Path(value).expanduser().exists():
+      yield _problem(
+        config, name, "there is no such file or folder", "Give a folder with config.json, or a .gguf file."
+      )
+
+
+def _data_set(config: ConfigDict) -> Iterator[str]:
+  if config.data.name != "locomo":
+    return
+  path = config.data.path or os.environ.get("ATTRIMEM_DATA", "")
+  if not path:
+    mend = "Pass --config.data.path=<locomo file> or set ATTRIMEM_DATA."
+    yield _problem(config, "data.path", "data set 'locomo' needs a file", mend)
+  elif not pathlib.Path(path).expanduser().is_file():
+    yield _problem(
+      config, "data.path", f"there is no file at {path!r}", "Correct the path; see third_party/datasets.toml."
+    )
+  for name in ("data.split", "eval.split"):
+    if get(config, name) == "validation":
+      yield _problem(config, name, "LoCoMo is cut in two by config.data.holdout", "Use train or test.")
+
+
+def _memory(config: ConfigDict) -> Iterator[str]:
+  """The bank, its modules and the room they take in a prompt."""
+  known = [str(module) for module in Module]
+  modules = list(config.rollout.modules)
+  if not modules or len(set(modules)) < len(modules) or not set(modules) <= set(known):
+    yield _problem(config, "rollout.modules", "must be different known modules", f"Choose from {', '.join(known)}.")
+  if config.answer.retriever.name == "dense" and not config.answer.retriever.model:
+    yield _problem(
+      config, "answer.retriever.model", "a dense retriever needs an embedding model", "Name one, or use bm25."
+    )
+  shown = config.rollout.records_budget + config.rollout.core_budget
+  if shown >= config.policy.max_prompt:
+    what = f"leaves no room for a session beside {shown} tokens of records and core memory"
+    yield _problem(config, "policy.max_prompt", what, "Raise it, or lower config.rollout.records_budget.")
+  window, sessions = config.rollout.horizon.sessions, config.data.synthetic.sessions
+  if config.data.name == "synthetic" and window > sessions:
+    what = f"is longer than a history of config.data.synthetic.sessions={sessions}"
+    yield _problem(config, "rollout.horizon.sessions", what, "Use 0 for whole histories.")
+  if window == 0 and config.rollout.horizon.bank == "reference":
+    what = "a whole history starts from an empty bank"
+    yield _problem(config, "rollout.horizon.bank", what, "Use empty, or set config.rollout.horizon.sessions.")
+
+
+def _attribution_problems(config: ConfigDict) -> Iterator[str]:
+  if not _is_schedule(config.attribution.masks):
+    what = "must be pairs (from step, masks) that start at step 0, with steps and masks rising and at least 2 masks"
+    yield _problem(config, "attribution.masks", what, "Use for example ((0, 8), (80, 16), (200, 32)).")
+  if config.attribution.unit == "none" and config.rl.lambda_ > 0:
+    what = "weighs a process reward that config.attribution.unit='none' switches off"
+    yield _problem(config, "rl.lambda_", what, "Use 0, or choose a unit.")
+  if config.rollout.temperature == 0:
+    yield _problem(config, "rollout.temperature", "makes all rollouts of a group equal", "Use 1.0 to train.")
+
+
+def _is_schedule(stages: Any) -> bool:
+  """Whether `stages` is like ((0, 8), (80, 16), (200, 32)); it may come from a command line and be anything."""
+  pairs = [tuple(stage) if isinstance(stage, (tuple, list)) else () for stage in stages]
+  if not pairs or any(len(pair) != 2 or not all(type(value) is int for value in pair) for pair in pairs):
+    return False
+  steps, masks = zip(*pairs, strict=True)
+  rises = all(a < b for values in (steps, masks) for a, b in itertools.pairwise(values))
+  return steps[0] == 0 and masks[0] >= 2 and rises
+
+
+def _batch(config: ConfigDict) -> Iterator[str]:
+  """Sessions of a step must split evenly over micro-batches, and a micro-batch over the batch axes of the mesh."""
+  prefixes = config.rollout.histories * max(1, config.rollout.horizon.sessions)
+  pieces, shards = config.rl.micro_batches, config.mesh.data * config.mesh.fsdp
+  if pieces < 1 or shards < 1:
+    return  # reported by themselves
+  if prefixes % pieces:
+    mend = f"Use a divisor of {prefixes}, or change config.rollout.histories."
+    yield _problem(config, "rl.micro_batches", f"does not divide the {prefixes} sessions of a step", mend)
+  elif (prefixes // pieces) % shards:
+    what = (
+      f"leaves micro-batches of {prefixes // pieces} sessions, which do not split over {shards} devices (data x fsdp)"
+    )
+    yield _problem(config, "rl.micro_batches", what, "Lower it, or raise config.rollout.histories.")
+
+
+def _mesh(config: ConfigDict, devices: int | None) -> Iterator[str]:
+  needed = math.prod(config.mesh.values())
+  if devices is not None and needed != devices and not (needed == 1 and devices > 0):
+    what = f"the axes multiply to {needed}, but there are {devices} devices"
+    mend = f"Make data x fsdp x tensor equal {devices}, or all 1 to use one."
+    yield f"config.mesh: {what} (got {dict(config.mesh)}). {mend}"
+
+
+def _init(config: ConfigDict) -> Iterator[str]:
+  init = config.sft.init
+  if init.kv_heads > 0 and init.heads % init.kv_heads:
+    yield _problem(config, "sft.init.kv_heads", f"does not divide config.sft.init.heads={init.heads}", "Use a divisor.")
+  if init.head_size % 2:
+    yield _problem(config, "sft.init.head_size", "rotary positions turn pairs of numbers", "Use an even size.")
+
+
+def get(config: ConfigDict, name: str) -> Any:
+  """The value at a dotted name: get(config, "rl.kl")."""
+  value = config
+  for key in name.split("."):
+    value = value[key]
+  return value
