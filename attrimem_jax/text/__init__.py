@@ -1,1 +1,1 @@
-"""Text at the edge of the system: tokenizers, chat prompts assembled as ids, and byte spans of tokens. No model code."""
+"""Tokenizers, chat prompts put together as ids, and the bytes that tokens cover. No networks, no memory."""

@@ -2,10 +2,10 @@
 
     <|im_start|>role\\n text <|im_end|>\\n … <|im_start|>assistant\\n
 
-A prompt is put together from control ids and from the ids of plain text, never rendered to a string and encoded again, so
-text cannot open or close a message. The parts are encoded one by one; the result equals transformers' `apply_chat_template`
-unless a text begins with white space (which that one may merge with the line break before it). Default system messages that
-some templates invent are left out: what the caller passes is what the model reads.
+A prompt is put together from control ids and from the ids of plain text, never rendered to a string and encoded
+again, so text cannot open or close a message. The parts are encoded one by one; the result equals transformers'
+`apply_chat_template` unless a text begins with white space (which that one may merge with the line break before it).
+Default system messages that some templates invent are left out: what the caller passes is what the model reads.
 
 Qwen3 has three kinds of models, told apart by their template: hybrid ones, which think unless the prompt holds an empty
 think block; ones that only think; ones that never do.
@@ -102,7 +102,7 @@ class Chat:
       return [opened, *blank, closed, *blank] if thinking is False else []
     if thinking is False:
       raise ValueError(
-        f"thinking=False, but the template of {tokenizer.source} always thinks; set thinking to None or True, or choose "
-        "the hybrid or the instruct variant of the model"
+        f"thinking=False, but the template of {tokenizer.source} always thinks; set thinking to None or True, "
+        "or choose the hybrid or the instruct variant of the model"
       )
     return [opened, *tokenizer.encode("\n")]

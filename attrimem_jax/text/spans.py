@@ -1,7 +1,7 @@
-"""Bytes of tokens: which bytes each token covers, which tokens form whole characters, which tokens a byte span touches.
+"""Bytes of tokens: what each token covers, which tokens form whole characters, which tokens a byte span touches.
 
-Byte-level tokens may end inside a character ("🦜" is several tokens of the Qwen vocabulary, none of them a character), so
-positions are counted in bytes and text is only cut where whole characters end.
+Byte-level tokens may end inside a character ("🦜" is several tokens of the Qwen vocabulary, none of them a character),
+so positions are counted in bytes and text is only cut where whole characters end.
 """
 
 import bisect
@@ -31,7 +31,7 @@ def offsets(tokens: Sequence[bytes]) -> list[tuple[int, int]]:
 def pieces(tokens: Sequence[bytes]) -> list[Piece]:
   """The shortest runs of tokens that end where a character ends.
 
-  The texts join to the decoded whole (invalid bytes become U+FFFD); an unfinished character at the end is its own piece.
+  The texts join to the decoded whole; invalid bytes, and an unfinished character at the end, become U+FFFD.
   """
   decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
   found, first, text = [], 0, ""

@@ -2,8 +2,8 @@
 
 Reads the `tokenizer.json` of Qwen, SmolLM2 and this project's own models. Three things differ from the usual wrapper:
 
-- `encode` is for text that somebody typed. It can never yield an added token: `<|im_end|>` in a chat message is six ordinary
-  tokens, not the end of the message. Control tokens are asked for by name with `control`.
+- `encode` is for text that somebody typed. It can never yield an added token: `<|im_end|>` in a chat message is six
+  ordinary tokens, not the end of the message. Control tokens are asked for by name with `control`;
 - every id has its raw bytes, so that a token which holds half of an emoji is not lost on the way to a string;
 - nothing is added: no beginning-of-text id, no padding, no truncation, whatever the file says.
 """
@@ -59,7 +59,7 @@ class Tokenizer:
 
   @classmethod
   def load(cls, folder: str | pathlib.Path) -> "Tokenizer":
-    """Reads `tokenizer.json` and, where present, the configuration files beside it. Raises ValueError with what is wrong."""
+    """Reads `tokenizer.json` and the configuration files beside it. Raises ValueError with what is wrong."""
     folder = pathlib.Path(folder)
     if not (folder / "tokenizer.json").is_file():
       raise ValueError(
@@ -82,7 +82,7 @@ class Tokenizer:
     _write_json(folder / "generation_config.json", generation)
 
   def encode(self, text: str) -> list[int]:
-    """Ids of plain text; no added token is ever among them. Raises ValueError where the text has no bytes or no tokens."""
+    """Ids of plain text, never an added token. Raises ValueError where a character has no bytes or no tokens."""
     try:
       data = text.encode()
     except UnicodeEncodeError as error:
@@ -92,13 +92,13 @@ class Tokenizer:
       ) from None
     if self._unknown and (found := self._unknown.search(data)):
       raise ValueError(
-        f"cannot encode byte {found[0]!r} at byte {found.start()}: the vocabulary of {self.source} has no token for it; "
-        "remove the character from the input"
+        f"cannot encode byte {found[0]!r} at byte {found.start()}: the vocabulary of {self.source} has no token "
+        "for it; remove the character from the input"
       )
     return self._plain.encode(text, add_special_tokens=False).ids
 
   def bytes(self, token: int) -> builtins.bytes:
-    """Raw bytes of one id. Added tokens give their name in UTF-8; an id that only pads the model's rows gives U+FFFD."""
+    """Raw bytes of one id: an added token's name, and U+FFFD for an id that only pads the rows of a model."""
     if token < 0:
       raise ValueError(f"token id {token} is negative; ids start at 0")
     return self._bytes.get(int(token), _REPLACEMENT)
@@ -180,13 +180,13 @@ def _require_byte_level(spec: dict, source: str) -> None:
   kind = model.get("type") or ("BPE" if "merges" in model else "unknown")
   if kind != "BPE" or not levels or model.get("byte_fallback"):
     raise ValueError(
-      f"the tokenizer of {source} is {kind} with pre-tokenizer {[step.get('type') for step in steps]}; only byte-level BPE "
-      "(Qwen, SmolLM2, GPT-2 style) keeps bytes and tokens in step: choose such a model"
+      f"the tokenizer of {source} is {kind} with pre-tokenizer {[step.get('type') for step in steps]}; "
+      "only byte-level BPE (Qwen, SmolLM2, GPT-2 style) keeps bytes and tokens in step: choose such a model"
     )
   if any(level.get("add_prefix_space") for level in levels):
     raise ValueError(
-      f"the tokenizer of {source} puts a space before every text (add_prefix_space), so that joined parts would gain spaces; "
-      "set add_prefix_space to false in its tokenizer.json"
+      f"the tokenizer of {source} puts a space before every text (add_prefix_space), so that joined parts would "
+      "gain spaces; set add_prefix_space to false in its tokenizer.json"
     )
 
 
@@ -207,7 +207,7 @@ def _bytes_by_id(vocabulary: dict[str, int], added: dict[str, int], source: str)
 def _plain_backend(spec: dict, controls: frozenset[int]) -> tokenizers.Tokenizer:
   """The same tokenizer without its added tokens, so that no text can spell one.
 
-  They leave the vocabulary as well: a merge (or `ignore_merges`, or the unknown token) could otherwise still produce one.
+  They leave the vocabulary as well: a merge, `ignore_merges` or the unknown token could otherwise still produce one.
   """
   model = dict(spec["model"])
   kept = {name: i for name, i in model["vocab"].items() if i not in controls}
@@ -219,7 +219,7 @@ def _plain_backend(spec: dict, controls: frozenset[int]) -> tokenizers.Tokenizer
 
 
 def _unknown_bytes(vocabulary: dict[str, int], controls: frozenset[int]) -> re.Pattern[bytes] | None:
-  """Matches the bytes that no token holds (SmolLM2 lacks seven that UTF-8 can contain): BPE would drop them without a word."""
+  """Matches the bytes that no token holds, which BPE would drop without a word (SmolLM2 lacks a few control codes)."""
   missing = [
     byte for char, byte in byte_alphabet().items() if vocabulary.get(char) is None or vocabulary[char] in controls
   ]

@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Callable
 
 import pytest
+
 from attrimem_jax.text.tokenizer import Tokenizer, byte_alphabet
 
 MERGES = [
@@ -19,14 +20,18 @@ WORDS = (
 
 HYBRID = """{%- for message in messages %}
 {%- set text = message.content %}
-{%- if message.role == 'assistant' and '</think>' in text %}{%- set text = text.split('</think>')[-1].lstrip('\\n') %}{%- endif %}
+{%- if message.role == 'assistant' and '</think>' in text %}
+{%- set text = text.split('</think>')[-1].lstrip('\\n') %}
+{%- endif %}
 {{- '<|im_start|>' + message.role + '\\n' + text + '<|im_end|>\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}
 {{- '<|im_start|>assistant\\n' }}
 {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
 {%- endif %}"""
-NEVER = """{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{% endfor %}
+NEVER = """{% for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 ALWAYS = NEVER.replace("assistant\\n", "assistant\\n<think>\\n")
 

@@ -1,8 +1,9 @@
-"""Prompts by ids equal the models' own templates, for thinking on and off, one and many turns; text cannot open a message."""
+"""Prompts by ids equal the models' own templates, thinking on or off, one or many turns; text opens no message."""
 
 from collections.abc import Callable
 
 import pytest
+
 from attrimem_jax.text.chat import Chat, Thinking, thinking_of
 from attrimem_jax.text.tokenizer import Tokenizer
 
@@ -35,7 +36,7 @@ def test_equals_the_template_of_a_hybrid_model(
   assert chat.prompt(messages) == expected["input_ids"]
 
 
-@pytest.mark.parametrize("kind, thinking", [("never", False), ("always", True)])
+@pytest.mark.parametrize(("kind", "thinking"), [("never", False), ("always", True)])
 def test_equals_the_template_of_other_models(make: Callable, templates: dict, tmp_path, kind: str, thinking: bool):
   transformers = pytest.importorskip("transformers")
   chat = Chat(make(templates[kind]), thinking)
@@ -92,5 +93,5 @@ def test_thinking_that_a_model_cannot_do(make: Callable, templates: dict):
 def test_templates_that_are_not_chatml(make: Callable):
   with pytest.raises(ValueError, match=r"not ChatML.*\[INST\]"):
     Chat(make("{{ '[INST] ' + messages[0].content }}"))
-  with pytest.raises(ValueError, match="no control token '<|im_start|>'"):
+  with pytest.raises(ValueError, match=r"no control token '<\|im_start\|>'"):
     Chat(make(None, ("<|im_end|>",)))

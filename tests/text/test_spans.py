@@ -3,6 +3,7 @@
 import random
 
 import pytest
+
 from attrimem_jax.text import spans
 from attrimem_jax.text.tokenizer import Tokenizer
 
@@ -20,7 +21,7 @@ def test_pieces_of_an_emoji(tokenizer: Tokenizer):
 
 
 @pytest.mark.parametrize(
-  "tokens, expected",
+  ("tokens", "expected"),
   [
     ([], []),
     ([b"a", b"\xf0\x9f"], [(0, 1, "a"), (1, 2, "�")]),
@@ -45,7 +46,7 @@ def test_pieces_cover_any_bytes_in_order():
 
 
 @pytest.mark.parametrize(
-  "span, expected",
+  ("span", "expected"),
   [
     ((0, 6), (0, 3)),
     ((0, 1), (0, 1)),
