@@ -44,7 +44,8 @@ def _data() -> ConfigDict:
   data.split = "train"
   data.holdout = 2  # benchmark conversations, counted from the end, that training never sees
   data.kinds = ()  # question kinds to keep; () keeps all
-  data.synthetic = ConfigDict({"sessions": 4, "people": 2, "facts": 3, "chatter": 4})
+  # Sizes of a synthetic history, each drawn from (low, high): sessions, then facts and lines of chatter of one session.
+  data.synthetic = ConfigDict({"sessions": (2, 4), "facts": (2, 4), "chatter": (1, 3), "questions": (6, 10)})
   # How sloppy the oracle teacher is, as probabilities: it misses a fact, keeps chatter, blurs a number or name.
   data.teacher = ConfigDict({"miss": 0.0, "chatter": 0.0, "blur": 0.0})
   return data
@@ -60,7 +61,7 @@ def _policy() -> ConfigDict:
   policy.thinking = False
   policy.dtype = "float32"  # of the computation; parameters and moments are always float32
   policy.max_prompt = 1024  # tokens of session and module prompt together
-  policy.overlong = "fail"  # what happens to a session that does not fit: fail, drop it, or split it by turns
+  policy.overlong = "fail"  # what happens to a session that does not fit: fail, split it, or cut its oldest turns
   return policy
 
 
@@ -124,6 +125,7 @@ def _optim() -> ConfigDict:
   optim.name = "adamw"
   optim.lr = 1e-6
   optim.schedule = "constant"
+  optim.final_fraction = 0.1  # of lr, where the cosine ends
   optim.warmup = 0  # steps
   optim.weight_decay = 0.0
   optim.clip_norm = 1.0

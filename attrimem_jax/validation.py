@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
+from attrimem_jax.data.synthetic import WorldConfig
 from attrimem_jax.types import Module
 
 if TYPE_CHECKING:
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
 CHOICES: Mapping[str, tuple[str, ...]] = {
   "job": ("train", "sft", "evaluate", "export"),
   "data.name": ("synthetic", "locomo"),
-  "data.split": ("train", "validation", "test"),
-  "eval.split": ("train", "validation", "test"),
+  "data.split": ("train", "eval", "test"),
+  "eval.split": ("train", "eval", "test"),
   "policy.prompts": ("compact", "full"),
   "policy.dtype": ("float32", "bfloat16"),
-  "policy.overlong": ("fail", "drop", "split"),
+  "policy.overlong": ("fail", "split", "cut"),
   "answer.prompts": ("compact", "full"),
   "answer.dtype": ("float32", "bfloat16"),
   "answer.retriever.name": ("bm25", "dense"),
@@ -49,10 +50,6 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 _AT_LEAST: Mapping[str, float] = {
   "seed": 0,
   "data.holdout": 1,
-  "data.synthetic.sessions": 1,
-  "data.synthetic.people": 1,
-  "data.synthetic.facts": 1,
-  "data.synthetic.chatter": 0,
   "policy.max_prompt": 1,
   "answer.max_context": 1,
   "answer.max_new_tokens": 1,
@@ -108,6 +105,7 @@ _UNIT_INTERVAL: Mapping[str, tuple[bool, bool]] = {
   "data.teacher.blur": (True, True),
   "rollout.top_p": (False, True),
   "attribution.keep": (False, False),
+  "optim.final_fraction": (True, True),
   "optim.b1": (True, False),
   "optim.b2": (True, False),
   "eval.confidence": (False, False),
@@ -153,7 +151,9 @@ def _raise(problems: list[str]) -> None:
 
 
 def _problem(config: ConfigDict, name: str, what: str, mend: str) -> str:
-  return f"config.{name}: {what} (got {get(config, name)!r}). {mend}"
+  value = get(config, name)
+  shown = value.to_dict() if isinstance(value, ConfigDict) else value
+  return f"config.{name}: {what} (got {shown!r}). {mend}"
 
 
 def _single_values(config: ConfigDict) -> Iterator[str]:
@@ -201,8 +201,21 @@ def _paths(config: ConfigDict) -> Iterator[str]:
 
 
 def _data_set(config: ConfigDict) -> Iterator[str]:
-  if config.data.name != "locomo":
+  yield from _locomo(config) if config.data.name == "locomo" else _synthetic(config)
+
+
+def _synthetic(config: ConfigDict) -> Iterator[str]:
+  try:
+    world = WorldConfig(**config.data.synthetic)
+  except (TypeError, ValueError) as error:
+    yield _problem(config, "data.synthetic", str(error), "Use pairs such as sessions=(2, 4).")
     return
+  if config.rollout.horizon.sessions > world.sessions[1]:
+    what = f"no history is that long with config.data.synthetic.sessions={world.sessions}"
+    yield _problem(config, "rollout.horizon.sessions", what, "Use 0 for whole histories.")
+
+
+def _locomo(config: ConfigDict) -> Iterator[str]:
   path = config.data.path or os.environ.get("ATTRIMEM_DATA", "")
   if not path:
     mend = "Pass --config.data.path=<locomo file> or set ATTRIMEM_DATA."
@@ -212,7 +225,7 @@ def _data_set(config: ConfigDict) -> Iterator[str]:
       config, "data.path", f"there is no file at {path!r}", "Correct the path; see third_party/datasets.toml."
     )
   for name in ("data.split", "eval.split"):
-    if get(config, name) == "validation":
+    if get(config, name) == "eval":
       yield _problem(config, name, "LoCoMo is cut in two by config.data.holdout", "Use train or test.")
 
 
@@ -230,11 +243,7 @@ def _memory(config: ConfigDict) -> Iterator[str]:
   if shown >= config.policy.max_prompt:
     what = f"leaves no room for a session beside {shown} tokens of records and core memory"
     yield _problem(config, "policy.max_prompt", what, "Raise it, or lower config.rollout.records_budget.")
-  window, sessions = config.rollout.horizon.sessions, config.data.synthetic.sessions
-  if config.data.name == "synthetic" and window > sessions:
-    what = f"is longer than a history of config.data.synthetic.sessions={sessions}"
-    yield _problem(config, "rollout.horizon.sessions", what, "Use 0 for whole histories.")
-  if window == 0 and config.rollout.horizon.bank == "reference":
+  if config.rollout.horizon.sessions == 0 and config.rollout.horizon.bank == "reference":
     what = "a whole history starts from an empty bank"
     yield _problem(config, "rollout.horizon.bank", what, "Use empty, or set config.rollout.horizon.sessions.")
 

@@ -16,8 +16,8 @@ tells what each written token did for the answer. Advantage of a token = outcome
 |                   |                       |                 | paper, where LoCoMo goes from 67.88 to 72.05 (no SFT) |
 
 The paper trains on LongMemEval; the presets of real models read LoCoMo. It does not publish the weight of the process
-reward, KL and clip values, sampling, retrieval or prompts. Here KL (0.02, k3), clip range (0.2) and top-10 retrieval are
-those of MemBuilder, which the paper builds on; sampling is untruncated, since top-p below 1 biases the ratio; and
+reward, KL and clip values, sampling, retrieval or prompts. Here KL (0.02, k3), clip range (0.2) and top-10 retrieval
+are those of MemBuilder, which the paper builds on; sampling is untruncated, since top-p below 1 biases the ratio; and
 `rl.lambda_` = 0.3 is a choice of ours.
 """
 

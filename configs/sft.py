@@ -1,0 +1,70 @@
+"""Supervised warm start: the policy learns to write what a teacher writes, or the answer model to answer from memory.
+
+  python -m attrimem_jax.main --config=configs/sft.py             # a small policy from random weights
+  python -m attrimem_jax.main --config=configs/sft.py:answer      # a small answer model from random weights
+  python -m attrimem_jax.main --config=configs/sft.py:smollm2     # SmolLM2-135M-Instruct learns the action grammar
+
+| preset          | what is trained                        | needs                      |
+|-----------------|----------------------------------------|----------------------------|
+| policy, default | the shipped policy, from random        | 2 CPU cores, under an hour |
+| answer          | the shipped answer model, from random  | 2 CPU cores, under an hour |
+| smollm2         | SmolLM2-135M-Instruct on the teacher   | a GPU                      |
+
+The teacher of the policy is careless on purpose (`data.teacher`): it misses facts, keeps chatter and blurs values, so
+that reinforcement learning has something to mend.
+"""
+
+from ml_collections import ConfigDict
+
+from attrimem_jax import config as schema
+
+
+def get_config(preset: str = "") -> ConfigDict:
+  config = schema.default()
+  config.job = "sft"
+  schema.choose(preset, PRESETS)(config)
+  return config
+
+
+def policy(config: ConfigDict) -> None:
+  _from_scratch(config)
+  config.data.teacher.miss = 0.3
+  config.data.teacher.chatter = 0.3
+  config.data.teacher.blur = 0.2
+
+
+def answer(config: ConfigDict) -> None:
+  _from_scratch(config)
+  config.sft.task = "answer"
+  config.sft.tokenizer = "embedded:answer"
+
+
+def smollm2(config: ConfigDict) -> None:
+  config.policy.model = "smollm2-135m-instruct"
+  config.policy.prompts = "full"
+  config.policy.max_prompt = 4096
+  config.optim.lr = 1e-5
+  config.optim.schedule = "cosine"
+  config.optim.warmup = 20
+  config.train.steps = 300
+
+
+def _from_scratch(config: ConfigDict) -> None:
+  config.sft.from_scratch = True
+  config.sft.batch = 64
+  config.optim.lr = 2e-3
+  config.optim.schedule = "cosine"
+  config.optim.warmup = 100
+  config.optim.b2 = 0.98
+  config.optim.weight_decay = 0.01
+  config.train.steps = 4000
+  config.train.log_every = 50
+  config.train.checkpoint_every = 500
+
+
+PRESETS = {
+  "": policy,
+  "policy": policy,
+  "answer": answer,
+  "smollm2": smollm2,
+}
