@@ -1,0 +1,90 @@
+"""Supervised examples of the synthetic world on the shared-prefix layout: what the small shipped models learn from.
+
+Writing: a session is the prefix, its four module calls are the suffixes, the teacher's actions the completions. Answering:
+a memory is the prefix, the questions about it are the suffixes. Both render prompts by the functions that rollouts use.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from attrimem_jax.data.answering import answer_example
+from attrimem_jax.data.teacher import Sloppiness, teacher_actions
+from attrimem_jax.memory import context as contexts
+from attrimem_jax.memory.actions import parse
+from attrimem_jax.memory.bank import Bank, apply_all
+from attrimem_jax.memory.prompts import Prompts, module_suffix, session_prefix
+from attrimem_jax.nn.batching import bucket, pack
+from attrimem_jax.rl.sft import SftBatch
+from attrimem_jax.text.chat import Chat
+from attrimem_jax.types import CallKey, Episode, Finish, Module, Record
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+  """A prefix and the (prompt, completion) pairs that continue it; completions end with the stop token."""
+
+  prefix: list[int]
+  suffixes: list[tuple[list[int], list[int]]]
+
+
+def write_as_teacher(
+  chat: Chat, episode: Episode, *, sloppiness: Sloppiness, rng: np.random.Generator, core_budget: int | None = None
+) -> tuple[Bank, list[list[tuple[Module, Bank, list[int]]]]]:
+  """Lets the teacher write a whole history.
+
+  Returns:
+    The final bank, and for each session the module, the bank before the session and the completion of each call.
+  """
+  bank, calls = Bank.empty(), []
+  for number, session in enumerate(episode.history.sessions):
+    before, here = bank, []
+    for module in Module:
+      text = teacher_actions(episode, number, module, before, sloppiness=sloppiness, rng=rng)
+      ids = [*chat.tokenizer.encode(text), chat.tokenizer.stop_ids[0]]
+      owner = CallKey(episode.history.id, 0, number, module)
+      actions = parse(ids, chat.tokenizer, module, Finish.STOP)
+      bank, _ = apply_all(bank, actions, module=module, date=session.date, owner=owner, core_budget=core_budget)
+      here.append((module, before, ids))
+    calls.append(here)
+  return bank, calls
+
+
+def writing_examples(
+  chat: Chat, prompts: Prompts, episode: Episode, *, sloppiness: Sloppiness, rng: np.random.Generator
+) -> list[Example]:
+  """One example per session: the teacher's four completions."""
+  _, calls = write_as_teacher(chat, episode, sloppiness=sloppiness, rng=rng)
+  return [
+    Example(
+      session_prefix(chat, prompts, session),
+      [(module_suffix(chat, prompts, module, bank.current(module)), ids) for module, bank, ids in here],
+    )
+    for session, here in zip(episode.history.sessions, calls, strict=True)
+  ]
+
+
+def answering_example(chat: Chat, prompts: Prompts, episode: Episode, *, rng: np.random.Generator) -> Example:
+  """A memory as a careless policy leaves it, and all questions with the sentences that follow from that memory."""
+  lines, asked = answer_example(rng, episode)
+  records = [
+    Record(number, Module.SEMANTIC, text, tuple(chat.tokenizer.encode(" " + text)), date)
+    for number, (text, date) in enumerate(lines, 1)
+  ]
+  context = contexts.build(chat.tokenizer, records)
+  suffixes = []
+  for question, sentence in asked:
+    ids, _ = contexts.answer_suffix(chat, prompts, context, question)
+    answer = [*chat.tokenizer.encode(sentence), chat.tokenizer.stop_ids[0]]
+    suffixes.append((ids[len(context.ids) :].tolist(), answer))
+  return Example([*contexts.answer_prefix(chat, prompts), *context.ids.tolist()], suffixes)
+
+
+def batch(examples: Sequence[Example], rows: int, step: int = 32) -> SftBatch:
+  """Pads examples to one batch with `rows` suffixes each; only completions carry a loss."""
+  width = bucket(max(len(c) for e in examples for _, c in e.suffixes), 8)
+  shared = pack(
+    [e.prefix for e in examples], [e.suffixes for e in examples], completion_width=width, rows=rows, step=step
+  )
+  return SftBatch(shared, shared.suffix_mask[..., -width:])

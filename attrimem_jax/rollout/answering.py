@@ -1,0 +1,113 @@
+"""Asking a frozen answer model about banks: retrieve, build the context with its sources, sample an answer."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from attrimem_jax.memory.bank import Bank
+from attrimem_jax.memory.context import Context, answer_prefix, answer_suffix, build
+from attrimem_jax.memory.prompts import Prompts, fit_records
+from attrimem_jax.memory.retrieval import Retriever, recall
+from attrimem_jax.nn.batching import bucket
+from attrimem_jax.rollout.sampling import Completion, Sampling, complete
+from attrimem_jax.text.chat import Chat
+from attrimem_jax.types import Module, Question
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+  """An answer model with all that decides how it is asked; its answers are greedy.
+
+  Attributes:
+    model: `io.models.LanguageModel`; its tokenizer must be the policy's, since contexts hold the policy's own ids.
+    prompts: the words around memory and question.
+    retriever: ranks the records of a bank for a question; core records are always part of the context.
+    max_context: tokens that the records in a context may hold.
+    max_new_tokens: limit of an answer.
+    token_budget: tokens of one batch, prompts included.
+  """
+
+  model: object
+  prompts: Prompts
+  retriever: Retriever
+  max_context: int = 1024
+  max_new_tokens: int = 32
+  dtype: str = "float32"
+  token_budget: int = 32768
+  step: int = 16
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Answer:
+  """What was asked and answered. `prompt` and `source` (int32 [T]) follow the shared answer prefix."""
+
+  question: Question
+  context: Context
+  prompt: np.ndarray
+  source: np.ndarray
+  completion: Completion
+  text: str
+
+
+def prepare(
+  reader: Reader, chat: Chat, bank: Bank, questions: Sequence[Question], rollout: tuple[str, int] | None = None
+) -> list[tuple[Question, Context, np.ndarray, np.ndarray]]:
+  """Retrieves for each question and builds its prompt: (question, context, prompt ids, source)."""
+  core = bank.current(Module.CORE)
+  rest = [record for record in bank.current() if record.module != Module.CORE]
+  found = recall(reader.retriever, [question.text for question in questions], rest)
+  prepared = []
+  for question, records in zip(questions, found, strict=True):
+    records = fit_records(chat.tokenizer, [*core, *records], reader.max_context)
+    context = build(chat.tokenizer, records, rollout)
+    prepared.append((question, context, *answer_suffix(chat, reader.prompts, context, question)))
+  return prepared
+
+
+def ask(
+  reader: Reader, items: Sequence[tuple[Bank, Sequence[Question], tuple[str, int] | None]], chat: Chat | None = None
+) -> list[list[Answer]]:
+  """Answers questions about banks.
+
+  Args:
+    reader: the answer model.
+    items: (bank, its questions, (history id, rollout) whose tokens count as sources, or None for all).
+    chat: ChatML of the model's tokenizer; made if None.
+
+  Returns:
+    For each item an `Answer` per question, in order.
+  """
+  chat = chat or Chat(reader.model.tokenizer)
+  prepared = [prepare(reader, chat, *item) for item in items]
+  prompts = [prompt for group in prepared for _, _, prompt, _ in group]
+  completions = iter(_answers(reader, answer_prefix(chat, reader.prompts), prompts))
+  return [[_answer(chat, *parts, next(completions)) for parts in group] for group in prepared]
+
+
+def _answer(chat: Chat, question, context, prompt, source, completion: Completion) -> Answer:
+  stop = chat.tokenizer.stop_ids
+  text = chat.tokenizer.decode([i for i in completion.ids if i not in stop]).strip()
+  return Answer(question, context, prompt, source, completion, text)
+
+
+def _answers(reader: Reader, prefix: list[int], prompts: Sequence[np.ndarray]) -> list[Completion]:
+  """Greedy completions, sampled in batches of prompts of like width; rows are padded to keep shapes few."""
+  done: list[Completion | None] = [None] * len(prompts)
+  by_width: dict[int, list[int]] = {}
+  for i, prompt in enumerate(prompts):
+    by_width.setdefault(bucket(len(prompt), reader.step), []).append(i)
+  sampling = Sampling(reader.max_new_tokens, temperature=0.0)
+  for width, members in sorted(by_width.items()):
+    most = max(1, reader.token_budget // (width + reader.max_new_tokens))
+    rows = bucket(min(len(members), most), 8)
+    for at in range(0, len(members), rows):
+      part = members[at : at + rows]
+      keys = np.zeros((1, len(part), 2), np.uint32)
+      (out,) = complete(
+        reader.model, [prefix], [[prompts[i] for i in part]], keys, sampling, rows=rows, dtype=reader.dtype, step=reader.step
+      )
+      for i, completion in zip(part, out, strict=True):
+        done[i] = completion
+  assert all(completion is not None for completion in done)
+  return done
