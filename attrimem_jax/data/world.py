@@ -28,66 +28,68 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 NAMES = _words(
-  "Ann Ben Cleo Dan Eva Finn Gina Hugo Iris Jack Kate Leo Mia Nora Omar Paul Rita Sam Tara Uma "
-  "Vera Walt Yara Zoe Adam Beth Carl Dora Emil Faye Gus Hana Ivan Jill Kurt Lena Max Nina Otto Pia"
+  "Ann Ben Cleo Dan Eva Finn Gina Hugo Iris Jack Kate Leo Mia Nora Omar Paul Rita Sam Tara Uma Vera Walt Yara Zoe "
+  "Adam Beth Carl Dora Emil Faye Gus Hana Ivan Jill Kurt Lena Max Nina Otto Pia"
 )
 RELATIONS = _words("friend sister brother cousin boss aunt uncle")
 CITIES = _words(
-  "Lisbon Porto Rome Milan Paris Lyon Berlin Bonn Vienna Prague Oslo Bergen Lund Turku Riga Kyiv Cairo Tunis Accra Lagos "
-  "Lima Quito Bogota Havana Boston Dallas Denver Austin Miami Tokyo Osaka Seoul Busan Delhi Mumbai Perth Sydney Dublin Cork Leeds"
+  "Lisbon Porto Rome Milan Paris Lyon Berlin Bonn Vienna Prague Oslo Bergen Lund Turku Riga Kyiv Cairo Tunis Accra "
+  "Lagos Lima Quito Bogota Havana Boston Dallas Denver Austin Miami Tokyo Osaka Seoul Busan Delhi Mumbai Perth Sydney "
+  "Dublin Cork Leeds"
 )
 JOBS = _words(
-  "baker nurse pilot tailor farmer barber judge lawyer doctor dentist chef cook waiter painter plumber miner sailor soldier "
-  "singer dancer writer poet banker butcher grocer guard clerk driver builder carpenter roofer gardener florist vet teacher "
-  "tutor librarian scientist chemist welder"
+  "baker nurse pilot tailor farmer barber judge lawyer doctor dentist chef cook waiter painter plumber miner sailor "
+  "soldier singer dancer writer poet banker butcher grocer guard clerk driver builder mason roofer monk florist vet "
+  "teacher tutor clown spy chemist welder"
 )
 PETS = _words(
-  "Rex Fido Buddy Coco Daisy Socks Simba Felix Luna Bella Rocky Milo Oreo Nemo Pluto Gizmo Ziggy Toby Lucky Misty Shadow "
-  "Smokey Whiskers Boots Patch Sparky Rusty Snoopy Bambi Dumbo"
+  "Rex Fido Buddy Coco Daisy Socks Simba Felix Luna Bella Rocky Milo Oreo Nemo Pluto Gizmo Ziggy Toby Lucky Misty "
+  "Shadow Smokey Whiskers Boots Patch Sparky Rusty Snoopy Bambi Dumbo"
 )
 COLOURS = _words(
-  "red blue green yellow black white grey brown pink purple gold silver beige teal navy maroon turquoise lilac violet cream "
-  "bronze copper tan scarlet crimson khaki coral ruby magenta cyan"
+  "red blue green yellow black white grey brown pink purple gold silver beige teal navy maroon amber lilac violet "
+  "cream bronze copper tan mauve crimson khaki coral ruby ivory cyan"
 )
 ALLERGENS = _words(
-  "eggs wheat soy shrimp crab pollen dust cats dogs bees wasps latex nickel mold wool feathers celery mustard sesame kiwi "
-  "grass gluten lobster oysters perfume aspirin nuts peanuts hay fish"
+  "eggs wheat soy shrimp crab pollen dust cats dogs bees wasps latex nickel mold wool feathers celery mustard sesame "
+  "kiwi grass gluten lobster oysters perfume aspirin nuts peanuts hay fish"
 )
 INSTRUMENTS = _words(
-  "harp piano violin cello flute drums guitar banjo trumpet tuba trombone clarinet oboe bassoon lute lyre sitar ukulele "
-  "mandolin organ accordion harmonica bagpipes saxophone viola zither gong bongos recorder xylophone"
+  "harp piano violin cello flute drums guitar banjo trumpet tuba trombone clarinet oboe bassoon lute lyre sitar pipes "
+  "cymbals organ bells horn bagpipes sax viola zither gong bongos recorder kazoo"
 )
 FOODS = _words(
-  "sushi pizza pasta curry ramen tacos burritos lasagna risotto paella goulash stew soup salad dumplings noodles pancakes "
-  "waffles kebab falafel hummus pie burgers steak ribs gnocchi tapas fondue chili omelettes"
+  "sushi pizza pasta curry ramen tacos burritos lasagna risotto paella goulash stew soup salad dumplings noodles "
+  "pancakes waffles kebab falafel hummus pie burgers steak ribs gnocchi tapas fondue chili omelettes"
 )
 LANGUAGES = _words(
-  "Greek Latin Spanish French German Dutch Danish Swedish Finnish Polish Czech Russian Turkish Arabic Hebrew Hindi Tamil Thai "
-  "Korean Japanese Chinese Malay Swahili Welsh Irish Icelandic Italian Portuguese Romanian Basque"
+  "Greek Latin Spanish French German Dutch Danish Swedish Finnish Polish Czech Russian Turkish Arabic Hebrew Hindi "
+  "Tamil Thai Korean Japanese Chinese Malay Swahili Welsh Irish Zulu Italian Urdu Farsi Basque"
 )
 RITUALS = _words(
-  "yoga stretching reading knitting drawing sewing meditation puzzles crosswords pilates origami sudoku pushups situps squats "
-  "journaling crochet sketching humming breathing dusting ironing vacuuming laundry dishes homework juggling karate judo boxing"
+  "yoga stretching reading knitting drawing sewing prayers puzzles chess pilates origami sudoku pushups situps squats "
+  "poker crochet darts humming breathing dusting ironing vacuuming laundry dishes homework juggling karate judo "
+  "boxing"
 )
 VEHICLES = _words(
-  "bus tram bike train ferry scooter taxi metro skateboard canoe kayak horse sled moped motorbike van truck boat helicopter "
-  "rickshaw trolley monorail gondola minibus limousine tractor jeep raft unicycle plane"
+  "bus tram bike train ferry scooter taxi metro skates canoe kayak horse sled moped motorbike van truck boat glider "
+  "cart trolley monorail gondola minibus cab tractor jeep raft sleigh plane"
 )
 FLAVOURS = _words(
-  "honey lemon ginger mint milk sugar cinnamon cloves cardamom vanilla basil thyme sage rosemary lavender jasmine syrup butter "
-  "salt pepper nutmeg saffron anise fennel maple cocoa rum whisky lime turmeric"
+  "honey lemon ginger mint milk sugar cinnamon cloves dill vanilla basil thyme sage figs plum jasmine syrup butter "
+  "salt pepper nutmeg saffron anise fennel maple cocoa rum whisky lime oil"
 )
 PLACES = _words(
-  "zoo museum castle library aquarium beach harbour park theatre opera market cathedral temple tower bridge lighthouse lake "
-  "waterfall cave forest island volcano desert stadium circus palace gallery planetarium vineyard canyon"
+  "zoo museum castle library mall beach harbour park theatre opera market cathedral temple tower bridge farm lake "
+  "river cave forest island volcano desert stadium circus palace gallery pier fair canyon"
 )
 PEOPLE = _words(
-  "Alba Boris Celia Diego Elsa Fritz Greta Henk Ines Jorge Klara Lars Marta Nils Olga Pedro Quinn Rosa Sven Theo Ursula Viktor "
-  "Wanda Xavi Yusuf Zelda Amir Bruno Chloe Doris"
+  "Alba Boris Celia Diego Elsa Fritz Greta Henk Ines Jorge Klara Lars Marta Nils Olga Pedro Quinn Rosa Sven Theo "
+  "Ursula Viktor Wanda Xavi Yusuf Zelda Amir Bruno Chloe Doris"
 )
 THINGS = _words(
-  "lamp chair table desk sofa clock mirror carpet kettle toaster blender fridge phone laptop camera printer tent backpack jacket "
-  "coat hat scarf watch ring necklace vase pillow hammer ladder shovel"
+  "lamp chair table desk sofa clock mirror carpet kettle toaster blender fridge phone laptop camera printer tent "
+  "backpack jacket coat hat scarf watch ring necklace vase pillow hammer ladder shovel"
 )
 
 
