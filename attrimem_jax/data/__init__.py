@@ -1,1 +1,1 @@
-"""Where histories and questions come from: the synthetic world and benchmark readers; no tokens, models or training here."""
+"""Where histories and questions come from: the synthetic world and benchmark readers. No tokens, no models."""

@@ -1,10 +1,12 @@
-"""Examples for an answer model that must lean on memory: records as a careless policy may leave them, and what follows from them.
+"""Examples for an answer model that must lean on memory: records as a careless policy leaves them, and the answers.
 
-The target is the gold sentence wherever the words that decide it (subject and value) are still in the memory, and the abstention
-sentence wherever they are not, whatever the truth was: the model never sees a reason to answer from anything but the records.
+The target is the gold sentence wherever the words that decide it (subject and value) are still in the memory, and the
+abstention sentence wherever they are not, whatever the truth was: the model never sees a reason to answer from anything
+but the records.
 """
 
 import dataclasses
+import re
 
 import numpy as np
 
@@ -85,7 +87,7 @@ def _decayed_memory(rng: np.random.Generator, episode: Episode, decay: _Decay) -
 
 
 def _remembered(rng: np.random.Generator, text: str, date: str, decay: _Decay) -> list[_Item]:
-  """Returns a record as it was, vague, with a wrong value, or (states only: repeated events would count twice) twice."""
+  """Returns a record as it was, vague, with a wrong value, or twice (states only: an event would count twice)."""
   fact = world.read_record(text)
   assert fact is not None, f"not a note of the synthetic world: {text!r}"
   if rng.random() < decay.vague:
@@ -121,7 +123,8 @@ def _joined(rng: np.random.Generator, one: _Item, two: _Item) -> _Item:
   subject, _, rest = two.text.partition(" ")
   if len(one.facts) == 1 and one.facts[0].subject == subject and rng.random() < 0.5:
     return _Item(f"{one.text} and {rest}", one.date, one.facts + two.facts)
-  return _Item(f"{one.text.rstrip('.')}{pick(rng, (', ', '. ', ' and ', '; '))}{two.text}", one.date, one.facts + two.facts)
+  link = pick(rng, (", ", ". ", " and ", "; "))
+  return _Item(f"{one.text.rstrip('.')}{link}{two.text}", one.date, one.facts + two.facts)
 
 
 def _misword(rng: np.random.Generator, item: _Item) -> _Item:
@@ -132,8 +135,8 @@ def _misword(rng: np.random.Generator, item: _Item) -> _Item:
 
 
 def _still_said(item: _Item) -> _Item:
-  """Keeps the facts whose subject, value and unit are words of the text: a record without one of them could mean anything."""
-  words = set(item.text.replace(",", " ").replace(".", " ").replace(";", " ").replace("!", " ").split())
+  """Keeps the facts whose subject, value and unit are words of the text: without one of them it could mean anything."""
+  words = set(re.findall(r"\w+", item.text))
   units = {"age": {"years", "old"}, "run": {"km"}}
   kept = [f for f in item.facts if f.subject in words and f.value in words and words & units.get(f.attribute, words)]
   return dataclasses.replace(item, facts=tuple(kept))

@@ -1,4 +1,4 @@
-"""Small talk of the synthetic world: what says nothing worth keeping, and how a careless writer would still note it down.
+"""Small talk of the synthetic world: nothing worth keeping, and how a careless writer would still note it down.
 
 Some lines mention a value ("I saw a film about Lisbon.") to tempt a reader who looks only for familiar words.
 """
@@ -10,7 +10,10 @@ import numpy as np
 from attrimem_jax.data import world
 from attrimem_jax.types import Module
 
-REPLIES = ("I see.", "Noted.", "Good to know.", "Tell me more.", "Thanks for that.", "Nice.", "Sure.", "How are you?", "Really?", "Okay.")
+REPLIES = (
+  "I see.", "Noted.", "Good to know.", "Tell me more.", "Thanks for that.",
+  "Nice.", "Sure.", "How are you?", "Really?", "Okay.",
+)  # fmt: skip
 BEFORE = ("Well, hello.", "Long day.", "It rains again.", "Let me think.", "Oh, and one thing.", "Guess what.")
 AFTER = ("What a day.", "Anyway, thanks.", "That is all.", "Funny, right?", "So it goes.")
 
@@ -52,7 +55,7 @@ def say(rng: np.random.Generator) -> str:
 
 
 def careless_note(text: str, user: str) -> tuple[Module, str] | None:
-  """Returns (module, text) of the note that a careless writer makes of a line of small talk; None for any other text."""
+  """Returns (module, text) of the note that a careless writer makes of small talk; None for any other text."""
   for line, pattern in _PATTERNS:
     found = pattern.fullmatch(text)
     if found:

@@ -1,4 +1,4 @@
-"""Every kind of text that models of the synthetic world read or write, one string per message: what its tokenizer learns from."""
+"""Every kind of text that models of the synthetic world read or write: what their tokenizer learns from."""
 
 from collections.abc import Iterator
 

@@ -1,11 +1,12 @@
 """Questions of the synthetic world as data: worded, read back, and answered from facts by rule.
 
-The rule-based answer is the definition of right: gold answers, the targets that the answer model learns, and the tests use it.
+The rule-based answer is the definition of right: gold answers and the targets of the answer model come from it.
 """
 
 import dataclasses
 import enum
 import functools
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -27,7 +28,7 @@ class Form(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Query:
-  """A question. `value` names the event of WHEN and FIRST; `other` is the second event of FIRST as (attribute, value)."""
+  """A question. `value` names the event of WHEN and FIRST; `other` is the second of FIRST, as (attribute, value)."""
 
   form: Form
   subject: str
@@ -38,7 +39,7 @@ class Query:
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-  """A right answer: the bare value ("Lisbon"), the sentence ("Ann lives in Lisbon."), and the facts it rests on by index."""
+  """A right answer: the bare value ("Lisbon"), the sentence ("Ann lives in Lisbon."), and indices of its facts."""
 
   bare: str
   sentence: str
@@ -67,17 +68,23 @@ def _wordings(form: Form, attribute: str, other: str = "") -> tuple[_Wording, ..
     plain = ATTRIBUTES[attribute].questions
     templates = plain if event else plain + tuple(text.replace("?", " now?") for text in plain)
   elif form == Form.WHEN:
-    templates = (f"When did {{s}} {_infinitive(attribute, '{v}')}?", f"On which day did {{s}} {_infinitive(attribute, '{v}')}?")
+    templates = (
+      f"When did {{s}} {_infinitive(attribute, '{v}')}?",
+      f"On which day did {{s}} {_infinitive(attribute, '{v}')}?",
+    )
   elif form == Form.COUNT:
     assert event is not None
-    templates = (f"How many {event.many} did {{s}} {event.verb}?", f"What number of {event.many} did {{s}} {event.verb}?")
+    templates = (
+      f"How many {event.many} did {{s}} {event.verb}?",
+      f"What number of {event.many} did {{s}} {event.verb}?",
+    )
   else:
     templates = (f"Did {{s}} {_infinitive(attribute, '{v}')} or {_infinitive(other, '{w}')} first?",)
   return tuple(_Wording(form, attribute, other, text) for text in templates)
 
 
 @functools.cache
-def _patterns() -> tuple[tuple[_Wording, "world.re.Pattern[str]"], ...]:
+def _patterns() -> tuple[tuple[_Wording, re.Pattern[str]], ...]:
   wordings = [w for name in ATTRIBUTES for w in _wordings(Form.VALUE, name)]
   wordings += [w for name in EVENTS for w in _wordings(Form.WHEN, name)]
   wordings += [w for name in COUNTED for w in _wordings(Form.COUNT, name)]

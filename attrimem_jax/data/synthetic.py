@@ -1,8 +1,8 @@
 """The synthetic world: an endless supply of short multi-session conversations with questions, drawn from a seed.
 
-One user talks with a bot over a few dated sessions. Facts about the user and one or two other people are stated, corrected,
-changed in later sessions and buried in chatter. Every question can be answered from the canonical notes alone, and every
-value comes from a pool of 30 or more, so that an answer model without memory cannot guess it.
+One user talks with a bot over a few dated sessions. Facts about the user and one or two other people are stated,
+corrected, changed in later sessions and buried in chatter. Every question can be answered from the notes alone, and
+every value comes from a pool of 30 or more, so that an answer model without memory cannot guess it.
 """
 
 import dataclasses
@@ -61,7 +61,7 @@ class _Cast:
 
 @dataclasses.dataclass(frozen=True)
 class _Told:
-  """A fact as it is told: in which session, how it stands to what was said before, and (once rendered) in which turn."""
+  """A fact as it is told: in which session, how it stands to what was said before, and (once rendered) which turn."""
 
   session: int
   fact: Fact
@@ -110,7 +110,7 @@ def _draw_dates(rng: np.random.Generator, count: int) -> tuple[str, ...]:
 
 
 def _draw_story(rng: np.random.Generator, config: WorldConfig, cast: _Cast) -> list[_Told]:
-  """Returns what is told in order. One kind of event happens one to four times, so that counting has something to count."""
+  """Returns what is told, in order. One kind of event happens one to four times, so there is something to count."""
   slots = [s for s in range(_between(rng, config.sessions)) for _ in range(_between(rng, config.facts))]
   theme = pick(rng, COUNTED)
   size = min(int(rng.integers(1, 5)), max(1, len(slots) // 2))
@@ -129,7 +129,8 @@ def _draw_told(rng: np.random.Generator, cast: _Cast, told: list[_Told], session
   latest = {t.fact.topic: t for t in told if ATTRIBUTES[t.fact.attribute].event is None}
   changeable = [t for t in latest.values() if t.session < session]
   if changeable and rng.random() < UPDATE_SHARE:
-    return [_Told(session, _other_value(rng, pick(rng, changeable).fact), pick(rng, ("update", "update", "correction")))]
+    fact = _other_value(rng, pick(rng, changeable).fact)
+    return [_Told(session, fact, pick(rng, ("update", "update", "correction")))]
   kinds = [kind for kind in EVENTS if kind != theme and not any(t.fact.attribute == kind for t in told)]
   if kinds and rng.random() < 0.2:
     return [_Told(session, _new_event(rng, cast, told, pick(rng, kinds)))]
@@ -204,7 +205,8 @@ def _draw_questions(
   asked += [("abstention", query) for query in _unanswerable(rng, cast, told, absent)]
   asked = [asked[i] for i in rng.permutation(len(asked))]
   day = (datetime.date.fromisoformat(dates[-1]) + datetime.timedelta(1)).isoformat()
-  return tuple(_question(rng, told, dates, query, kind, f"{name}:q{i + 1}", day) for i, (kind, query) in enumerate(asked))
+  numbered = [(f"{name}:q{i + 1}", *pair) for i, pair in enumerate(asked)]
+  return tuple(_question(rng, told, dates, query, kind, number, day) for number, kind, query in numbered)
 
 
 def _question(
@@ -254,7 +256,8 @@ def _which_first(one: Fact, two: Fact) -> Query:
 def _unanswerable(rng: np.random.Generator, cast: _Cast, told: list[_Told], count: int) -> list[Query]:
   """Returns queries on what was never told, half of them on what was told of somebody else."""
   known = {t.fact.topic for t in told}
-  topics = [(cast.user, name) for name in ATTRIBUTES] + [(o, name) for o, _ in cast.others for name in world.SHARED_STATES]
+  topics = [(cast.user, name) for name in ATTRIBUTES]
+  topics += [(other, name) for other, _ in cast.others for name in world.SHARED_STATES]
   missing = [topic for topic in topics if topic not in known]
   tempting = [topic for topic in missing if any(name == topic[1] for _, name in known)]
   chosen: dict[Query, None] = {}

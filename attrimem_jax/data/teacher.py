@@ -1,4 +1,4 @@
-"""A writer that knows the notes of an episode: the actions it takes, perfect or careless, and the memory a perfect one leaves."""
+"""A writer that knows the notes of an episode: what it does, perfect or careless, and the memory that is left."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -49,7 +49,7 @@ def teacher_actions(
 ) -> str:
   """Returns the completion of one call, one action a line.
 
-  A note that changes what `bank` holds replaces that record; one that is news is added; one that is held already is left out.
+  A note that changes what `bank` holds replaces that record; one that is news is added; one that is held is left out.
   Nothing to write is "SKIP", or "" for the modules that have no such operation.
 
   Args:
@@ -68,7 +68,8 @@ def teacher_actions(
       raise ValueError(f"teacher_actions got {sloppiness} and no rng: pass a numpy Generator")
     rng = np.random.default_rng(0)
   held = [(record.id, record.text) for record in bank.current(module)]
-  texts = _kept_notes(episode, session, module, sloppiness, rng) + _kept_chatter(episode, session, module, sloppiness, rng)
+  texts = _kept_notes(episode, session, module, sloppiness, rng)
+  texts += _kept_chatter(episode, session, module, sloppiness, rng)
   lines = [line for text in texts if (line := _action(text, module, held))]
   return "\n".join(lines) or ("SKIP" if module in _MAY_SKIP else "")
 

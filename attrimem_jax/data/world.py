@@ -1,8 +1,9 @@
 """What people of the synthetic world can tell: attributes, their values and how each is worded.
 
-A `Fact` is (subject, attribute, value). An `Attribute` words it four ways: as its subject tells it, as a friend of the subject
-tells it, as the one canonical memory record, and as a vague record that has lost its value. Every value is one word, and no word
-is a value of two attributes, so that a record from which a word is missing can still say what it is about.
+A `Fact` is (subject, attribute, value). An `Attribute` words it four ways: as its subject tells it, as a friend of the
+subject tells it, as the one canonical memory record, and as a vague record that has lost its value. Every value is one
+word, and apart from numbers no word is a value of two attributes, so that a record from which a word is missing can
+still say what it is about.
 """
 
 import dataclasses
@@ -108,7 +109,7 @@ class Fact:
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-  """What a dated attribute needs beyond the rest: the infinitive, and how its events are counted ("" if they are not)."""
+  """What a dated attribute needs beyond the rest: the infinitive, and how events are counted ("" if they are not)."""
 
   infinitive: str
   verb: str = ""
@@ -144,90 +145,90 @@ class Attribute:
   event: Event | None = None
 
 
-def _attributes() -> tuple[Attribute, ...]:
-  core, semantic, procedural, episodic = Module.CORE, Module.SEMANTIC, Module.PROCEDURAL, Module.EPISODIC
-  return (
-    Attribute(
-      "home", core, CITIES, "{s} lives in {v}", "{s} lives in some city",
-      ("I live in {v}.", "My home is in {v}.", "I have a flat in {v}."), ("{s} lives in {v}.", "{s} has a flat in {v}."),
-      ("Where does {s} live?", "Which city does {s} live in?"),
-    ),
-    Attribute(
-      "job", core, JOBS, "{s} works as a {v}", "{s} has some job",
-      ("I work as a {v}.", "My job is {v}.", "I earn my money as a {v}."), ("{s} works as a {v}.", "{s} is a {v}."),
-      ("What is {s}'s job?", "What does {s} work as?"),
-    ),
-    Attribute(
-      "age", core, tuple(str(n) for n in range(10, 100)), "{s} is {v} years old", "{s} is some years old",
-      ("I am {v} years old.", "My age is {v}.", "I turned {v}."), (), ("How old is {s}?", "What is {s}'s age?"),
-    ),
-    Attribute(
-      "pet", semantic, PETS, "{s} has a pet called {v}", "{s} has a pet",
-      ("My pet is called {v}.", "I have a pet called {v}."), ("{s} has a pet called {v}.", "{s} named a pet {v}."),
-      ("What is {s}'s pet called?", "What is the name of {s}'s pet?"),
-    ),
-    Attribute(
-      "car", semantic, COLOURS, "{s} drives a {v} car", "{s} drives a car",
-      ("I drive a {v} car.", "My car is {v}."), ("{s} drives a {v} car.", "{s} owns a {v} car."),
-      ("What colour is {s}'s car?", "Which car does {s} drive?"),
-    ),
-    Attribute(
-      "allergy", semantic, ALLERGENS, "{s} is allergic to {v}", "{s} is allergic to something",
-      ("I am allergic to {v}.", "I can not stand {v}, an allergy."), ("{s} is allergic to {v}.", "{s} gets ill from {v}."),
-      ("What is {s} allergic to?", "Which allergy does {s} have?"),
-    ),
-    Attribute(
-      "instrument", semantic, INSTRUMENTS, "{s} plays the {v}", "{s} plays something",
-      ("I play the {v}.", "My instrument is the {v}."), ("{s} plays the {v}.", "{s} practises the {v}."),
-      ("What does {s} play?", "Which instrument does {s} play?"),
-    ),
-    Attribute(
-      "food", semantic, FOODS, "{s} likes to eat {v}", "{s} likes to eat something",
-      ("I like to eat {v}.", "My favourite food is {v}.", "I love {v}."), ("{s} likes to eat {v}.", "{s} loves {v}."),
-      ("What does {s} like to eat?", "What is {s}'s favourite food?"),
-    ),
-    Attribute(
-      "language", semantic, LANGUAGES, "{s} learns {v}", "{s} learns some language",
-      ("I am learning {v}.", "I take lessons in {v}."), ("{s} is learning {v}.", "{s} studies {v}."),
-      ("What does {s} learn?", "Which language does {s} learn?"),
-    ),
-    Attribute(
-      "ritual", procedural, RITUALS, "{s} does {v} before bed", "{s} does something before bed",
-      ("I do {v} before bed.", "Before bed I always do {v}.", "My evening habit is {v}."), (),
-      ("What does {s} do before bed?", "What is {s}'s evening habit?"),
-    ),
-    Attribute(
-      "commute", procedural, VEHICLES, "{s} goes to work by {v}", "{s} goes to work somehow",
-      ("I go to work by {v}.", "I take the {v} to work."), (), ("How does {s} go to work?", "What takes {s} to work?"),
-    ),
-    Attribute(
-      "tea", procedural, FLAVOURS, "{s} makes tea with {v}", "{s} makes tea with something",
-      ("I make my tea with {v}.", "I put {v} in my tea."), (), ("How does {s} make tea?", "What does {s} put in tea?"),
-    ),
-    Attribute(
-      "visit", episodic, PLACES, "{s} visited the {v}", "{s} visited some place",
-      ("I visited the {v} today.", "Today I went to the {v}.", "I spent today at the {v}."), (),
-      ("What did {s} visit?", "Which place did {s} visit?"), Event("visit the {v}", "visit", "visited", "place", "places"),
-    ),
-    Attribute(
-      "meeting", episodic, PEOPLE, "{s} met {v}", "{s} met some person",
-      ("I met {v} today.", "Today I ran into {v}."), (),
-      ("Whom did {s} meet?", "Which person did {s} meet?"), Event("meet {v}", "meet", "met", "person", "people"),
-    ),
-    Attribute(
-      "purchase", episodic, THINGS, "{s} bought a {v}", "{s} bought something",
-      ("I bought a {v} today.", "Today I got a new {v}.", "I paid for a {v} today."), (),
-      ("What did {s} buy?", "Which thing did {s} buy?"), Event("buy a {v}", "buy", "bought", "thing", "things"),
-    ),
-    Attribute(
-      "run", episodic, tuple(str(n) for n in range(3, 61)), "{s} ran {v} km", "{s} ran some km",
-      ("I ran {v} km today.", "Today I did a run of {v} km."), (),
-      ("How far did {s} run?", "How many km did {s} run?"), Event("run {v} km"),
-    ),
-  )  # fmt: skip
+_ALL = (
+  Attribute(
+    "home", Module.CORE, CITIES, "{s} lives in {v}", "{s} lives in some city",
+    ("I live in {v}.", "My home is in {v}.", "I have a flat in {v}."), ("{s} lives in {v}.", "{s} has a flat in {v}."),
+    ("Where does {s} live?", "Which city does {s} live in?"),
+  ),
+  Attribute(
+    "job", Module.CORE, JOBS, "{s} works as a {v}", "{s} has some job",
+    ("I work as a {v}.", "My job is {v}.", "I earn my money as a {v}."), ("{s} works as a {v}.", "{s} is a {v}."),
+    ("What is {s}'s job?", "What does {s} work as?"),
+  ),
+  Attribute(
+    "age", Module.CORE, tuple(str(n) for n in range(10, 100)), "{s} is {v} years old", "{s} is some years old",
+    ("I am {v} years old.", "My age is {v}.", "I turned {v}."), (), ("How old is {s}?", "What is {s}'s age?"),
+  ),
+  Attribute(
+    "pet", Module.SEMANTIC, PETS, "{s} has a pet called {v}", "{s} has a pet",
+    ("My pet is called {v}.", "I have a pet called {v}."), ("{s} has a pet called {v}.", "{s} named a pet {v}."),
+    ("What is {s}'s pet called?", "What is the name of {s}'s pet?"),
+  ),
+  Attribute(
+    "car", Module.SEMANTIC, COLOURS, "{s} drives a {v} car", "{s} drives a car",
+    ("I drive a {v} car.", "My car is {v}."), ("{s} drives a {v} car.", "{s} owns a {v} car."),
+    ("What colour is {s}'s car?", "Which car does {s} drive?"),
+  ),
+  Attribute(
+    "allergy", Module.SEMANTIC, ALLERGENS, "{s} is allergic to {v}", "{s} is allergic to something",
+    ("I am allergic to {v}.", "I can not stand {v}, an allergy."),
+    ("{s} is allergic to {v}.", "{s} gets ill from {v}."),
+    ("What is {s} allergic to?", "Which allergy does {s} have?"),
+  ),
+  Attribute(
+    "instrument", Module.SEMANTIC, INSTRUMENTS, "{s} plays the {v}", "{s} plays something",
+    ("I play the {v}.", "My instrument is the {v}."), ("{s} plays the {v}.", "{s} practises the {v}."),
+    ("What does {s} play?", "Which instrument does {s} play?"),
+  ),
+  Attribute(
+    "food", Module.SEMANTIC, FOODS, "{s} likes to eat {v}", "{s} likes to eat something",
+    ("I like to eat {v}.", "My favourite food is {v}.", "I love {v}."), ("{s} likes to eat {v}.", "{s} loves {v}."),
+    ("What does {s} like to eat?", "What is {s}'s favourite food?"),
+  ),
+  Attribute(
+    "language", Module.SEMANTIC, LANGUAGES, "{s} learns {v}", "{s} learns some language",
+    ("I am learning {v}.", "I take lessons in {v}."), ("{s} is learning {v}.", "{s} studies {v}."),
+    ("What does {s} learn?", "Which language does {s} learn?"),
+  ),
+  Attribute(
+    "ritual", Module.PROCEDURAL, RITUALS, "{s} does {v} before bed", "{s} does something before bed",
+    ("I do {v} before bed.", "Before bed I always do {v}.", "My evening habit is {v}."), (),
+    ("What does {s} do before bed?", "What is {s}'s evening habit?"),
+  ),
+  Attribute(
+    "commute", Module.PROCEDURAL, VEHICLES, "{s} goes to work by {v}", "{s} goes to work somehow",
+    ("I go to work by {v}.", "I take the {v} to work."), (), ("How does {s} go to work?", "What takes {s} to work?"),
+  ),
+  Attribute(
+    "tea", Module.PROCEDURAL, FLAVOURS, "{s} makes tea with {v}", "{s} makes tea with something",
+    ("I make my tea with {v}.", "I put {v} in my tea."), (), ("How does {s} make tea?", "What does {s} put in tea?"),
+  ),
+  Attribute(
+    "visit", Module.EPISODIC, PLACES, "{s} visited the {v}", "{s} visited some place",
+    ("I visited the {v} today.", "Today I went to the {v}.", "I spent today at the {v}."), (),
+    ("What did {s} visit?", "Which place did {s} visit?"),
+    Event("visit the {v}", "visit", "visited", "place", "places"),
+  ),
+  Attribute(
+    "meeting", Module.EPISODIC, PEOPLE, "{s} met {v}", "{s} met some person",
+    ("I met {v} today.", "Today I ran into {v}."), (),
+    ("Whom did {s} meet?", "Which person did {s} meet?"), Event("meet {v}", "meet", "met", "person", "people"),
+  ),
+  Attribute(
+    "purchase", Module.EPISODIC, THINGS, "{s} bought a {v}", "{s} bought something",
+    ("I bought a {v} today.", "Today I got a new {v}.", "I paid for a {v} today."), (),
+    ("What did {s} buy?", "Which thing did {s} buy?"), Event("buy a {v}", "buy", "bought", "thing", "things"),
+  ),
+  Attribute(
+    "run", Module.EPISODIC, tuple(str(n) for n in range(3, 61)), "{s} ran {v} km", "{s} ran some km",
+    ("I ran {v} km today.", "Today I did a run of {v} km."), (),
+    ("How far did {s} run?", "How many km did {s} run?"), Event("run {v} km"),
+  ),
+)  # fmt: skip
 
 
-ATTRIBUTES = {attribute.name: attribute for attribute in _attributes()}
+ATTRIBUTES = {attribute.name: attribute for attribute in _ALL}
 STATES = tuple(name for name, attribute in ATTRIBUTES.items() if attribute.event is None)
 SHARED_STATES = tuple(name for name in STATES if ATTRIBUTES[name].third)
 EVENTS = tuple(name for name, attribute in ATTRIBUTES.items() if attribute.event is not None)
