@@ -7,6 +7,7 @@ past with `current=False`, and what replaced it says so in `supersedes`. Applyin
 import bisect
 import dataclasses
 import functools
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 
@@ -66,7 +67,8 @@ def apply(
   if reason != Reason.OK:
     return bank, dataclasses.replace(action, reason=reason)
   retired = frozenset(r.id for r in targets if r is not None)
-  record = Record(bank.next_id, module, action.text, action.ids, date, owner, action.start, tuple(sorted(retired)))
+  start = 0 if owner is None else action.start
+  record = Record(bank.next_id, module, action.text, action.ids, date, owner, start, tuple(sorted(retired)))
   return _write(bank, retired, None if action.op == Op.DELETE else record), action
 
 
@@ -189,7 +191,7 @@ def from_json(text: str) -> Bank:
   except (KeyError, TypeError, ValueError) as error:
     raise ValueError(f"this text is no memory bank ({error}): pass what to_json wrote") from error
   ids = [r.id for r in bank.records]
-  if any(a >= b for a, b in zip(ids, [*ids[1:], bank.next_id], strict=True)):
+  if any(a >= b for a, b in itertools.pairwise([*ids, bank.next_id])):
     raise ValueError(f"a bank's record ids must grow and stay below next_id={bank.next_id}, got {ids[:20]}")
   return bank
 

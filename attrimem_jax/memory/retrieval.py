@@ -41,11 +41,11 @@ class Retriever(Protocol):
 
 
 def recall(retriever: Retriever, queries: Sequence[str], records: Sequence[Record]) -> list[tuple[Record, ...]]:
-  """Per query: all core records and the `top_k` best of the others, in order of their ids."""
+  """Per query: all core records, then the `top_k` best of the others, best first (so that a budget cuts the worst)."""
   core = [r for r in records if r.module == Module.CORE]
   others = [r for r in records if r.module != Module.CORE]
   found = retriever.rank_many(queries, others)
-  return [tuple(sorted([*core, *(others[i] for i in ranked)], key=lambda r: r.id)) for ranked in found]
+  return [(*core, *(others[i] for i in ranked)) for ranked in found]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,9 @@ class Bm25:
       return [list(range(self.top_k)) for _ in queries]
     index = bm25s.BM25()
     index.index(corpus, show_progress=False)
-    return [_best(index.get_scores(words(query)), self.top_k) for query in queries]
+    nothing = np.zeros(len(records), np.float32)
+    asked = [words(query) for query in queries]
+    return [_best(index.get_scores(query) if query else nothing, self.top_k) for query in asked]
 
 
 # Scripts that are written without blanks (kana and Han): each character is a word of its own.
