@@ -128,13 +128,14 @@ def _draw_told(rng: np.random.Generator, cast: _Cast, told: list[_Told], session
   """Returns a change of an earlier session's state, an event of another kind than the theme, or a new state."""
   latest = {t.fact.topic: t for t in told if ATTRIBUTES[t.fact.attribute].event is None}
   changeable = [t for t in latest.values() if t.session < session]
-  if changeable and rng.random() < UPDATE_SHARE:
+  news = _untold(cast, set(latest))
+  if changeable and (rng.random() < UPDATE_SHARE or not any(news)):
     fact = _other_value(rng, pick(rng, changeable).fact)
     return [_Told(session, fact, pick(rng, ("update", "update", "correction")))]
   kinds = [kind for kind in EVENTS if kind != theme and not any(t.fact.attribute == kind for t in told)]
   if kinds and rng.random() < 0.2:
     return [_Told(session, _new_event(rng, cast, told, pick(rng, kinds)))]
-  fact = _new_state(rng, cast, set(latest))
+  fact = _new_state(rng, *news)
   if rng.random() < CORRECTION_SHARE:
     return [_Told(session, _other_value(rng, fact)), _Told(session, fact, "correction")]
   return [_Told(session, fact)]
@@ -145,9 +146,14 @@ def _new_event(rng: np.random.Generator, cast: _Cast, told: list[_Told], kind: s
   return Fact(cast.user, kind, pick(rng, [value for value in ATTRIBUTES[kind].values if value not in seen]))
 
 
-def _new_state(rng: np.random.Generator, cast: _Cast, known: set[tuple[str, str]]) -> Fact:
+def _untold(cast: _Cast, known: set[tuple[str, str]]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+  """Returns the topics of states that are not known yet: the user's own, and those of others."""
   own = [(cast.user, name) for name in world.STATES if (cast.user, name) not in known]
   others = [(other, name) for other, _ in cast.others for name in world.SHARED_STATES if (other, name) not in known]
+  return own, others
+
+
+def _new_state(rng: np.random.Generator, own: list[tuple[str, str]], others: list[tuple[str, str]]) -> Fact:
   subject, name = pick(rng, own if own and (not others or rng.random() < USER_SHARE) else others)
   return Fact(subject, name, pick(rng, ATTRIBUTES[name].values))
 
@@ -262,7 +268,7 @@ def _unanswerable(rng: np.random.Generator, cast: _Cast, told: list[_Told], coun
   tempting = [topic for topic in missing if any(name == topic[1] for _, name in known)]
   chosen: dict[Query, None] = {}
   while len(chosen) < count:
-    if rng.random() < 0.25:
+    if rng.random() < 0.25 or not missing:
       fact = _new_event(rng, cast, told, pick(rng, EVENTS))
       chosen[Query(Form.WHEN, cast.user, fact.attribute, fact.value)] = None
     else:

@@ -51,6 +51,7 @@ def teacher_actions(
 
   A note that changes what `bank` holds replaces that record; one that is news is added; one that is held is left out.
   Nothing to write is "SKIP", or "" for the modules that have no such operation.
+  A careless writer may write a line twice (two blurred events look alike), which a bank refuses as a duplicate.
 
   Args:
     episode: as made by `synthetic.episode`.
