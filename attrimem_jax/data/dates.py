@@ -1,0 +1,29 @@
+"""Dates as data sets write them, as ISO-8601 local time without zone. No clock is read: unknown stays unknown."""
+
+import datetime
+import re
+
+_NAMES = "jan feb mar apr may jun jul aug sep oct nov dec"
+_MONTHS = {name: number for number, name in enumerate(_NAMES.split(), 1)}
+_TIME_ON_DAY = re.compile(
+  r"(?P<hour>\d{1,2}):(?P<minute>\d{2})\s*(?P<half>am|pm)\s+on\s+(?P<day>\d{1,2})\s+(?P<month>[a-z]+),?\s+(?P<year>\d{4})",
+  re.IGNORECASE,
+)
+
+
+def parse(text: str) -> str:
+  """Turns LoCoMo's "1:56 pm on 8 May, 2023" into "2023-05-08T13:56", whatever the language of the machine.
+
+  Raises:
+    ValueError: the text is not of that form, or no such day or time exists.
+  """
+  match = _TIME_ON_DAY.fullmatch(text.strip())
+  month = _MONTHS.get(match["month"][:3].lower()) if match else None
+  if match is None or month is None or not 1 <= int(match["hour"]) <= 12:
+    raise ValueError(f"{text!r} is not a date like '1:56 pm on 8 May, 2023'")
+  hour = int(match["hour"]) % 12 + (12 if match["half"].lower() == "pm" else 0)  # 12 am is 0, 12 pm is 12
+  try:
+    date = datetime.datetime(int(match["year"]), month, int(match["day"]), hour, int(match["minute"]))
+  except ValueError as error:
+    raise ValueError(f"{text!r} is not a date: {error}") from error
+  return date.isoformat(timespec="minutes")

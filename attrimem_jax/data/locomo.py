@@ -1,0 +1,382 @@
+"""Reads LoCoMo (Maharana et al. 2024, snap-research/locomo) into episodes.
+
+The file has many small faults: several evidence ids in one string, ids of turns that do not exist, numbers as answers,
+dates of sessions that were never written. Each is mended or kept by a stated rule and listed in a `Report`; nothing is
+dropped silently, and a file that is not LoCoMo is an error that names the place.
+"""
+
+import collections
+import dataclasses
+import enum
+import json
+import os
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attrimem_jax.data import dates
+from attrimem_jax.types import Episode, History, Module, Note, Question, Session, Turn
+
+ENVIRONMENT = "ATTRIMEM_DATA"
+
+# The data set's own meaning of its numbers; several readers of LoCoMo mislabel 1, 3 and 4.
+CATEGORIES: Mapping[int, str] = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single-hop", 5: "adversarial"}
+ADVERSARIAL = CATEGORIES[5]
+
+
+class Change(enum.StrEnum):
+  """What the reader met that is not as it should be, and what it did."""
+
+  DATE_WITHOUT_SESSION = "date without a session, left out"
+  SESSION_WITHOUT_DATE = "session without a date, its date is unknown"
+  EMPTY_SESSION = "session without turns, left out"
+  DATE_OUT_OF_ORDER = "session dated before the one that precedes it, order kept"
+  REPEATED_TURN = "turn id that stands twice, kept"
+  UNKNOWN_SPEAKER = "turn by neither speaker, kept"
+  EMPTY_TURN = "turn without text or image, kept"
+  TRIMMED = "blanks around a text, removed"
+  ZERO_WIDTH = "zero-width characters in a question or answer, removed"
+  NUMBER = "number as an answer, written as text"
+  ADVERSARIAL_WITH_ANSWER = "adversarial question that has an answer, which is its gold"
+  JOINED_EVIDENCE = "several evidence ids in one string, split"
+  MENDED_EVIDENCE = "evidence id misspelt, mended"
+  UNREADABLE_EVIDENCE = "evidence that is no turn id, left out"
+  DANGLING_EVIDENCE = "evidence of a turn that does not exist, left out"
+  NO_EVIDENCE = "question without evidence, kept"
+  REPEATED_QUESTION = "question that stands twice with the same gold, kept"
+  CONTRADICTORY_QUESTION = "question that stands twice with different gold, kept"
+  NOTE_WITHOUT_SESSION = "observation about a session that does not exist, left out"
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+  """What a file holds, and every irregularity in it with the ids of the places."""
+
+  file: str
+  conversations: int
+  sessions: int
+  turns: int
+  images: int  # turns whose text carries a caption
+  questions: Mapping[str, int]  # by kind
+  changes: Mapping[Change, tuple[str, ...]]
+
+  def text(self) -> str:
+    """The report for people, with the meaning of the category numbers."""
+    kinds = ", ".join(f"{number} {name} {self.questions.get(name, 0)}" for number, name in CATEGORIES.items())
+    head = f"{self.file}: {self.conversations} conversations, {self.sessions} sessions, {self.turns} turns"
+    lines = [f"{head} ({self.images} with an image caption), {sum(self.questions.values())} questions ({kinds})"]
+    for change, places in self.changes.items():
+      more = f" and {len(places) - 5} more" if len(places) > 5 else ""
+      lines.append(f"  {len(places):4d}  {change}: {', '.join(places[:5])}{more}")
+    return "\n".join(lines)
+
+
+Log = dict[Change, list[str]]
+
+
+def read(path: str | os.PathLike[str] = "") -> tuple[tuple[Episode, ...], Report]:
+  """Reads a LoCoMo file: one episode per conversation, in the order of the file.
+
+  Args:
+    path: the JSON file; "" takes the environment variable ATTRIMEM_DATA.
+
+  Raises:
+    ValueError: there is no such file, or it is not LoCoMo; the message names file and field.
+  """
+  file = resolve(path)
+  return parse(_load(file), str(file))
+
+
+def resolve(path: str | os.PathLike[str] = "") -> pathlib.Path:
+  """The file meant by `path`, or by ATTRIMEM_DATA where `path` is empty; ValueError where there is none."""
+  chosen = os.fspath(path) or os.environ.get(ENVIRONMENT, "")
+  if not chosen:
+    raise ValueError(
+      f"LoCoMo needs a file: set config.data.path or {ENVIRONMENT} (third_party/datasets.toml says whence)."
+    )
+  file = pathlib.Path(chosen).expanduser()
+  if not file.is_file():
+    raise ValueError(f"There is no file at {chosen!r}: correct config.data.path or {ENVIRONMENT}.")
+  return file
+
+
+def split(episodes: Sequence[Episode], name: str, holdout: int) -> tuple[Episode, ...]:
+  """The conversations for "train", or the last `holdout` ones, which training never sees, for "test"."""
+  if name not in ("train", "test"):
+    raise ValueError(f"LoCoMo has no split {name!r}: use train or test.")
+  if not 0 < holdout < len(episodes):
+    raise ValueError(
+      f"config.data.holdout is {holdout} of {len(episodes)} conversations: leave at least one on each side."
+    )
+  return tuple(episodes[-holdout:] if name == "test" else episodes[:-holdout])
+
+
+def parse(data: Any, file: str) -> tuple[tuple[Episode, ...], Report]:
+  """As `read`, of JSON that is loaded already; `file` is its name in messages and in the report."""
+  conversations = _typed(data, list, file)
+  if not conversations:
+    raise _not_locomo(file, "the list is empty")
+  log: Log = {}
+  episodes = []
+  for index, item in enumerate(conversations):
+    where = f"{file}[{index}]"
+    episodes.append(_episode(_typed(item, dict, where), where, log))
+  _unique([episode.history.id for episode in episodes], file)
+  images = sum(_caption(turn) is not None for item in conversations for turn in _raw_turns(item["conversation"]))
+  return tuple(episodes), _report(file, episodes, images, log)
+
+
+_SESSION = re.compile(r"session_(\d+)")
+_SESSION_DATE = re.compile(r"session_(\d+)_date_time")
+_OBSERVATION = re.compile(r"session_(\d+)_observation")
+_EVIDENCE = re.compile(r"D:?(\d+):(\d+)")
+_ZERO_WIDTH = re.compile("[\u200b\u2060\ufeff]")  # not the joiner U+200D, which holds emoji together
+
+
+def _load(file: pathlib.Path) -> Any:
+  try:
+    return json.loads(file.read_bytes())
+  except UnicodeDecodeError as error:
+    raise _not_locomo(str(file), f"not a text file ({error.reason} at byte {error.start}); unpack it first") from error
+  except json.JSONDecodeError as error:
+    what = f"broken or cut JSON at line {error.lineno}, column {error.colno} ({error.msg})"
+    raise _not_locomo(str(file), what) from error
+
+
+def _not_locomo(where: str, what: str) -> ValueError:
+  return ValueError(f"{where}: not a LoCoMo file: {what}. Compare with the one that third_party/datasets.toml names.")
+
+
+_WORDS = {list: "a list", dict: "an object", str: "text", int: "a whole number"}
+
+
+def _typed(value: Any, kind: type, where: str) -> Any:
+  if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+    raise _not_locomo(where, f"expected {_WORDS[kind]}, got {type(value).__name__}")
+  return value
+
+
+def _field(item: Mapping[str, Any], name: str, kind: type, where: str) -> Any:
+  if name not in item:
+    raise _not_locomo(where, f"field {name!r} is missing among {', '.join(map(repr, list(item)[:8])) or 'no fields'}")
+  return _typed(item[name], kind, f"{where}.{name}")
+
+
+def _unique(ids: Sequence[str], file: str) -> None:
+  repeated = [name for name, count in collections.Counter(ids).items() if count > 1]
+  if repeated:
+    raise _not_locomo(file, f"sample_id {repeated[0]!r} stands twice")
+
+
+def _note(log: Log, change: Change, place: str) -> None:
+  log.setdefault(change, []).append(place)
+
+
+def _trim(text: str, place: str, log: Log) -> str:
+  if text != text.strip():
+    _note(log, Change.TRIMMED, place)
+  return text.strip()
+
+
+def _report(file: str, episodes: Sequence[Episode], images: int, log: Log) -> Report:
+  sessions = [session for episode in episodes for session in episode.history.sessions]
+  return Report(
+    file=file,
+    conversations=len(episodes),
+    sessions=len(sessions),
+    turns=sum(len(session.turns) for session in sessions),
+    images=images,
+    questions=dict(collections.Counter(question.kind for episode in episodes for question in episode.questions)),
+    changes={change: tuple(log[change]) for change in Change if change in log},
+  )
+
+
+def _episode(item: Mapping[str, Any], where: str, log: Log) -> Episode:
+  name = _field(item, "sample_id", str, where)
+  conversation = _field(item, "conversation", dict, where)
+  numbered = _sessions(conversation, name, f"{where}.conversation", log)
+  history = History(name, tuple(session for _, session in numbered))
+  questions = _questions(_field(item, "qa", list, where), history, f"{where}.qa", log)
+  positions = {number: position for position, (number, _) in enumerate(numbered)}
+  observation = _typed(item.get("observation", {}), dict, f"{where}.observation")
+  return Episode(history, questions, _notes(observation, positions, name, f"{where}.observation", log))
+
+
+def _numbered(conversation: Mapping[str, Any], pattern: re.Pattern[str]) -> dict[int, str]:
+  """Keys that match `pattern` by the number in them, rising: as text, session_10 would stand before session_2."""
+  found = {int(match[1]): key for key in conversation if (match := pattern.fullmatch(key))}
+  return dict(sorted(found.items()))
+
+
+def _raw_turns(conversation: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+  return [turn for key in _numbered(conversation, _SESSION).values() for turn in conversation[key]]
+
+
+def _sessions(conversation: Mapping[str, Any], name: str, where: str, log: Log) -> list[tuple[int, Session]]:
+  """The sessions that have turns, with their numbers, in the order of the numbers."""
+  date_keys, keys = _numbered(conversation, _SESSION_DATE), _numbered(conversation, _SESSION)
+  for number in sorted(date_keys.keys() - keys.keys()):
+    _note(log, Change.DATE_WITHOUT_SESSION, f"{name}:session_{number}")
+  speakers = {_field(conversation, key, str, where) for key in ("speaker_a", "speaker_b")}
+  sessions: list[tuple[int, Session]] = []
+  for number, key in keys.items():
+    turns = _turns(_field(conversation, key, list, where), speakers, name, f"{where}.{key}", log)
+    date = _date(conversation, date_keys.get(number), f"{name}:session_{number}", where, log)
+    if turns:
+      sessions.append((number, Session(f"session_{number}", date, turns)))
+    else:
+      _note(log, Change.EMPTY_SESSION, f"{name}:session_{number}")
+  if not sessions:
+    raise _not_locomo(where, "the conversation has no sessions")
+  _check_order([session for _, session in sessions], name, log)
+  return sessions
+
+
+def _date(conversation: Mapping[str, Any], key: str | None, place: str, where: str, log: Log) -> str:
+  if key is None:
+    _note(log, Change.SESSION_WITHOUT_DATE, place)
+    return ""
+  try:
+    return dates.parse(_field(conversation, key, str, where))
+  except ValueError as error:
+    raise _not_locomo(f"{where}.{key}", str(error)) from error
+
+
+def _check_order(sessions: Sequence[Session], name: str, log: Log) -> None:
+  latest = ""
+  for session in sessions:
+    if session.date and session.date < latest:
+      _note(log, Change.DATE_OUT_OF_ORDER, f"{name}:{session.id}")
+    latest = max(latest, session.date)
+
+
+def _turns(items: list[Any], speakers: set[str], name: str, where: str, log: Log) -> tuple[Turn, ...]:
+  turns: list[Turn] = []
+  for index, item in enumerate(items):
+    place = f"{where}[{index}]"
+    raw = _typed(item, dict, place)
+    turn = Turn(_field(raw, "speaker", str, place), _said(raw, name, place, log), _field(raw, "dia_id", str, place))
+    if turn.speaker not in speakers:
+      _note(log, Change.UNKNOWN_SPEAKER, f"{name}:{turn.id}")
+    if not turn.text:
+      _note(log, Change.EMPTY_TURN, f"{name}:{turn.id}")
+    if any(turn.id == other.id for other in turns):
+      _note(log, Change.REPEATED_TURN, f"{name}:{turn.id}")
+    turns.append(turn)
+  return tuple(turns)
+
+
+def _said(turn: Mapping[str, Any], name: str, where: str, log: Log) -> str:
+  """The words of a turn, and what its image shows, since some answers stand only there."""
+  text = _trim(_field(turn, "text", str, where), f"{name}:{turn.get('dia_id')}", log)
+  caption = _caption(turn)
+  return text if caption is None else f"{text} [shares an image: {caption}]".lstrip()
+
+
+def _caption(turn: Mapping[str, Any]) -> str | None:
+  caption = turn.get("blip_caption")
+  return caption.strip() if isinstance(caption, str) and caption.strip() else None
+
+
+def _notes(
+  observation: Mapping[str, Any], positions: Mapping[int, int], name: str, where: str, log: Log
+) -> tuple[Note, ...]:
+  """What the annotators observed of each session: {session: {speaker: [[text, turn ids], ...]}}."""
+  notes = []
+  for number, key in _numbered(observation, _OBSERVATION).items():
+    if number not in positions:
+      _note(log, Change.NOTE_WITHOUT_SESSION, f"{name}:{key}")
+      continue
+    for speaker, items in _typed(observation[key], dict, f"{where}.{key}").items():
+      for index, item in enumerate(_typed(items, list, f"{where}.{key}.{speaker}")):
+        text = _observed(item, f"{where}.{key}.{speaker}[{index}]")
+        notes.append(Note(positions[number], Module.SEMANTIC, text))
+  return tuple(notes)
+
+
+def _observed(item: Any, where: str) -> str:
+  if not _typed(item, list, where):
+    raise _not_locomo(where, "an observation without text")
+  return _typed(item[0], str, f"{where}[0]").strip()
+
+
+def _questions(items: list[Any], history: History, where: str, log: Log) -> tuple[Question, ...]:
+  """All questions, keyed by their index: their texts repeat."""
+  turns = {turn.id for session in history.sessions for turn in session.turns}
+  date = history.sessions[-1].date[:10]
+  questions: list[Question] = []
+  for index, item in enumerate(items):
+    place = f"{where}[{index}]"
+    raw, name = _typed(item, dict, place), f"{history.id}:q{index}"
+    text = _clean(_field(raw, "question", str, place), name, log)
+    kind = _kind(raw, place)
+    evidence = _evidence(_field(raw, "evidence", list, place), turns, name, place, log)
+    questions.append(Question(name, text, _answers(raw, kind, name, place, log), kind, evidence, date))
+  _check_repeats(questions, log)
+  return tuple(questions)
+
+
+def _kind(item: Mapping[str, Any], where: str) -> str:
+  category = _field(item, "category", int, where)
+  if category not in CATEGORIES:
+    raise _not_locomo(f"{where}.category", f"category {category} is none of {', '.join(map(str, CATEGORIES))}")
+  return CATEGORIES[category]
+
+
+def _clean(text: str, name: str, log: Log) -> str:
+  if _ZERO_WIDTH.search(text):
+    _note(log, Change.ZERO_WIDTH, name)
+  return _trim(_ZERO_WIDTH.sub("", text), name, log)
+
+
+def _answers(item: Mapping[str, Any], kind: str, name: str, where: str, log: Log) -> tuple[str, ...]:
+  """The gold. An adversarial question has none: `adversarial_answer` is the wrong one that a model is lured to."""
+  if kind == ADVERSARIAL:
+    if "answer" not in item:
+      return ()
+    _note(log, Change.ADVERSARIAL_WITH_ANSWER, name)
+  answer = item.get("answer")
+  if isinstance(answer, (int, float)) and not isinstance(answer, bool):
+    _note(log, Change.NUMBER, name)
+    return (str(answer),)
+  text = _clean(_field(item, "answer", str, where), name, log)
+  if not text:
+    raise _not_locomo(f"{where}.answer", "an answer without text")
+  return (text,)
+
+
+def _evidence(items: list[Any], turns: set[str], name: str, where: str, log: Log) -> tuple[str, ...]:
+  found: list[str] = []
+  for index, item in enumerate(items):
+    parts = re.split(r"[;,\s]+", _typed(item, str, f"{where}.evidence[{index}]").strip("; ,\t\n"))
+    if len(parts) > 1:
+      _note(log, Change.JOINED_EVIDENCE, f"{name} {item!r}")
+    found.extend(_turn_id(part, turns, name, log) for part in parts)
+  kept = tuple(dict.fromkeys(turn for turn in found if turn))
+  if not items:
+    _note(log, Change.NO_EVIDENCE, name)
+  return kept
+
+
+def _turn_id(text: str, turns: set[str], name: str, log: Log) -> str:
+  """The id of the turn that `text` means, or "" where it means none: "D30:05" is D30:5 and "D:11:26" is D11:26."""
+  if text in turns:
+    return text
+  match = _EVIDENCE.fullmatch(text)
+  if match is None:
+    _note(log, Change.UNREADABLE_EVIDENCE, f"{name} {text!r}")
+    return ""
+  mended = f"D{int(match[1])}:{int(match[2])}"
+  known = mended in turns
+  _note(log, Change.MENDED_EVIDENCE if known else Change.DANGLING_EVIDENCE, f"{name} {text!r}")
+  return mended if known else ""
+
+
+def _check_repeats(questions: Sequence[Question], log: Log) -> None:
+  first: dict[str, Question] = {}
+  for question in questions:
+    earlier = first.setdefault(question.text, question)
+    if earlier is not question:
+      same = earlier.answers == question.answers
+      _note(log, Change.REPEATED_QUESTION if same else Change.CONTRADICTORY_QUESTION, question.id)
