@@ -41,6 +41,7 @@ def _data() -> ConfigDict:
   data = ConfigDict()
   data.name = "synthetic"
   data.path = ""  # file of a benchmark; "" takes it from the environment variable ATTRIMEM_DATA
+  data.seed = 0  # of the synthetic world; the run's own seed leaves its histories as they are
   data.split = "train"
   data.holdout = 2  # benchmark conversations, counted from the end, that training never sees
   data.kinds = ()  # question kinds to keep; () keeps all
@@ -72,7 +73,9 @@ def _answer() -> ConfigDict:
   answer.dtype = "float32"
   answer.max_context = 1024  # tokens of context and question together
   answer.max_new_tokens = 32
-  answer.retriever = ConfigDict({"name": "bm25", "model": "", "top_k": 10})  # model: of the dense retriever
+  answer.retriever = ConfigDict({"name": "bm25", "top_k": 10})
+  answer.retriever.model = ""  # of the dense retriever, with the instruction that it was trained to read before a query
+  answer.retriever.instruction = ""
   return answer
 
 
@@ -88,7 +91,9 @@ def _rollout() -> ConfigDict:
   rollout.top_k = 0  # 0 is off; the same warning
   rollout.max_new_tokens = 64  # per call
   rollout.core_budget = 128  # tokens that the core module may hold
-  rollout.records_budget = 512  # tokens of existing records shown to a module
+  rollout.records_top_k = 20  # existing records shown to a module, best first,
+  rollout.records_budget = 512  # within so many tokens
+  rollout.bucket = 64  # lengths are padded to multiples of this, which bounds compilations
   return rollout
 
 
@@ -148,6 +153,7 @@ def _train() -> ConfigDict:
 def _eval() -> ConfigDict:
   evaluation = ConfigDict()
   evaluation.episodes = 32
+  evaluation.questions = 0  # asked per history; 0 asks them all
   evaluation.split = "test"
   evaluation.temperature = 0.0
   evaluation.bootstrap = 1000  # resamples

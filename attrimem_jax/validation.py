@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
-from attrimem_jax.data.synthetic import WorldConfig
+from attrimem_jax.data import locomo, synthetic
 from attrimem_jax.types import Module
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 # The least value of a key, and the advice that goes with it.
 _AT_LEAST: Mapping[str, float] = {
   "seed": 0,
+  "data.seed": 0,
   "data.holdout": 1,
   "policy.max_prompt": 1,
   "answer.max_context": 1,
@@ -61,7 +62,9 @@ _AT_LEAST: Mapping[str, float] = {
   "rollout.top_k": 0,
   "rollout.max_new_tokens": 1,
   "rollout.core_budget": 0,
+  "rollout.records_top_k": 1,
   "rollout.records_budget": 0,
+  "rollout.bucket": 1,
   "reward.questions": 0,
   "attribution.alpha": 0,
   "rl.lambda_": 0,
@@ -81,6 +84,7 @@ _AT_LEAST: Mapping[str, float] = {
   "train.checkpoint_every": 1,
   "train.keep_checkpoints": 1,
   "eval.episodes": 1,
+  "eval.questions": 0,
   "eval.temperature": 0,
   "eval.bootstrap": 1,
   "sft.batch": 1,
@@ -201,12 +205,17 @@ def _paths(config: ConfigDict) -> Iterator[str]:
 
 
 def _data_set(config: ConfigDict) -> Iterator[str]:
+  known = locomo.CATEGORIES.values() if config.data.name == "locomo" else synthetic.KINDS
+  for kind in config.data.kinds:
+    if kind not in known:
+      what = f"{kind!r} is no kind of question of this data set"
+      yield _problem(config, "data.kinds", what, f"Choose from {', '.join(known)}.")
   yield from _locomo(config) if config.data.name == "locomo" else _synthetic(config)
 
 
 def _synthetic(config: ConfigDict) -> Iterator[str]:
   try:
-    world = WorldConfig(**config.data.synthetic)
+    world = synthetic.WorldConfig(**config.data.synthetic)
   except (TypeError, ValueError) as error:
     yield _problem(config, "data.synthetic", str(error), "Use pairs such as sessions=(2, 4).")
     return
@@ -216,9 +225,9 @@ def _synthetic(config: ConfigDict) -> Iterator[str]:
 
 
 def _locomo(config: ConfigDict) -> Iterator[str]:
-  path = config.data.path or os.environ.get("ATTRIMEM_DATA", "")
+  path = config.data.path or os.environ.get(locomo.ENVIRONMENT, "")
   if not path:
-    mend = "Pass --config.data.path=<locomo file> or set ATTRIMEM_DATA."
+    mend = f"Pass --config.data.path=<locomo file> or set {locomo.ENVIRONMENT}."
     yield _problem(config, "data.path", "data set 'locomo' needs a file", mend)
   elif not pathlib.Path(path).expanduser().is_file():
     yield _problem(

@@ -1,4 +1,4 @@
-"""Turns a checkpoint into a Hugging Face folder (weights, config, tokenizer, chat template) and loads it again as proof.
+"""Turns a checkpoint into a Hugging Face folder (weights, config, tokenizer, template) and loads it again for proof.
 
   python -m attrimem_jax.main --config=configs/export.py --workdir=runs/mine                 # to runs/mine/export
   python -m attrimem_jax.main --config=configs/export.py --workdir=runs/mine --config.export.out=my-policy
