@@ -165,5 +165,5 @@ def _pack(texts: Sequence[Sequence[int]], rows: int) -> tuple[decoder.Shared, np
   last = np.zeros(rows, np.int32)
   for row, ids in enumerate(texts):
     suffix[0, row, : len(ids)], mask[0, row, : len(ids)], last[row] = ids, True, len(ids) - 1
-  prefix = np.zeros((1, 1), np.int32)
-  return decoder.Shared(prefix, np.ones((1, 1), bool), suffix, mask, np.zeros((1, rows, 1), bool)), last
+  prefix, seen, kept = np.zeros((1, 1), np.int32), np.ones((1, 1), bool), np.zeros((1, rows, 1), bool)
+  return decoder.Shared(*map(jnp.asarray, (prefix, seen, suffix, mask, kept))), last

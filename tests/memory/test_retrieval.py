@@ -16,6 +16,12 @@ CONFIG = DecoderConfig(
 )
 
 
+@pytest.fixture(scope="module")
+def params() -> decoder.Params:
+  draw = np.random.default_rng(0).normal
+  return jax.tree.map(lambda a: draw(0, 0.3, a.shape).astype(np.float32), decoder.abstract(CONFIG))
+
+
 def records(*texts: str, module: Module = Module.SEMANTIC) -> list[Record]:
   return [Record(i, module, text, (i,)) for i, text in enumerate(texts, 1)]
 
@@ -104,8 +110,8 @@ def test_dense_keeps_no_more_vectors_than_it_may():
   assert calls == [4, 1, 2, 1]
 
 
-def test_the_vector_of_a_text_does_not_depend_on_what_it_is_read_with(tokenizer):
-  embed = last_token_embed(CONFIG, decoder.init(CONFIG, jax.random.key(0)), tokenizer, rows=4)
+def test_the_vector_of_a_text_does_not_depend_on_what_it_is_read_with(tokenizer, params):
+  embed = last_token_embed(CONFIG, params, tokenizer, rows=4)
   texts = ["tea", "Ann lives in Lisbon", "x", "", "Bob " * 5, "t"]
   together = embed(texts)
   assert together.shape == (6, 32)
@@ -116,11 +122,9 @@ def test_the_vector_of_a_text_does_not_depend_on_what_it_is_read_with(tokenizer)
   assert embed([]).shape == (0, 32)
 
 
-def test_vectors_equal_transformers(tokenizer):
+def test_vectors_equal_transformers(tokenizer, params):
   torch = pytest.importorskip("torch")
   transformers = pytest.importorskip("transformers")
-  params = decoder.init(CONFIG, jax.random.key(1))
-  torch.manual_seed(0)
   model = transformers.Qwen3Model(transformers.Qwen3Config(**CONFIG.to_hf())).eval()
   _load(torch, model, params)
   embed = last_token_embed(CONFIG, params, tokenizer, end="<|endoftext|>")
