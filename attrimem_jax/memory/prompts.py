@@ -299,7 +299,7 @@ COMPACT = Prompts(
   answer_system="",
   memory="",
   no_memory="",
-  question="{date} {question}",
+  question="{question}",
   undated_question="{question}",
   weekdays=False,
 )

@@ -15,7 +15,7 @@ from attrimem_jax.memory import context as contexts
 from attrimem_jax.memory.actions import parse
 from attrimem_jax.memory.bank import Bank, apply_all
 from attrimem_jax.memory.prompts import Prompts, module_suffix, session_prefix
-from attrimem_jax.nn.batching import bucket, pack
+from attrimem_jax.nn.batching import pack
 from attrimem_jax.rl.sft import SftBatch
 from attrimem_jax.text.chat import Chat
 from attrimem_jax.types import CallKey, Episode, Finish, Module, Record
@@ -81,10 +81,30 @@ def answering_example(chat: Chat, prompts: Prompts, episode: Episode, *, rng: np
   return Example([*contexts.answer_prefix(chat, prompts), *context.ids.tolist()], suffixes)
 
 
-def batch(examples: Sequence[Example], rows: int, step: int = 32) -> SftBatch:
-  """Pads examples to one batch with `rows` suffixes each; only completions carry a loss."""
-  width = bucket(max(len(c) for e in examples for _, c in e.suffixes), 8)
+@dataclasses.dataclass(frozen=True)
+class Widths:
+  """The one shape of all batches of a run, so that one program is compiled: suffixes per prefix, and columns."""
+
+  rows: int
+  prefix: int
+  prompt: int
+  completion: int
+
+  def holds(self, example: Example) -> bool:
+    """Whether an example fits."""
+    return len(example.prefix) <= self.prefix and all(
+      len(p) <= self.prompt and len(c) <= self.completion for p, c in example.suffixes
+    )
+
+
+def batch(examples: Sequence[Example], widths: Widths) -> SftBatch:
+  """Pads examples that `widths` holds to one batch; suffixes beyond its rows are left out, completions carry the loss."""
   shared = pack(
-    [e.prefix for e in examples], [e.suffixes for e in examples], completion_width=width, rows=rows, step=step
+    [e.prefix for e in examples],
+    [e.suffixes[: widths.rows] for e in examples],
+    prefix_width=widths.prefix,
+    prompt_width=widths.prompt,
+    completion_width=widths.completion,
+    rows=widths.rows,
   )
-  return SftBatch(shared, shared.suffix_mask[..., -width:])
+  return SftBatch(shared, shared.suffix_mask[..., -widths.completion :])

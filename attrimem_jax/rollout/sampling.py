@@ -16,7 +16,7 @@ import numpy as np
 from attrimem_jax.nn.attention import attend, rotary
 from attrimem_jax.nn.batching import Ids, bucket, pack
 from attrimem_jax.nn.config import DecoderConfig
-from attrimem_jax.nn.decoder import Shared, block, embed, forward, logits, rms_norm
+from attrimem_jax.nn.decoder import Shared, block, embed, forward, logits, rms_norm, unroll
 from attrimem_jax.types import Finish
 
 
@@ -125,9 +125,7 @@ def _generate(config: DecoderConfig, width, stop, top_k, top_p, dtype, params, s
       return net.finish(x, attend(q, [(prefix_k, prefix_v, to_prefix)], own)), (k, v)
 
     x = embed(params, token, jnp.dtype(dtype))[:, :, None]
-    x, (k, v) = jax.lax.scan(
-      layer, x, (params["layers"], caches, new_k, new_v), unroll=config.layers if config.layers <= 8 else 1
-    )
+    x, (k, v) = jax.lax.scan(layer, x, (params["layers"], caches, new_k, new_v), unroll=unroll(config))
     new_k, new_v = (jax.lax.dynamic_update_slice_in_dim(a, b, t, 3) for a, b in ((new_k, k), (new_v, v)))
     states = rms_norm(x[:, :, 0].astype(jnp.float32), params["norm"], config.norm_eps)
     return t + 1, done, states, ids, logps, lengths, new_k, new_v

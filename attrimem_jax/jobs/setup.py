@@ -1,0 +1,109 @@
+"""From a configuration to the parts that jobs are made of: models, writer, reader, tasks, optimiser."""
+
+import dataclasses
+
+from ml_collections import ConfigDict
+
+from attrimem_jax.io import models
+from attrimem_jax.memory.prompts import COMPACT, FULL, Prompts
+from attrimem_jax.memory.retrieval import Bm25, Dense, Retriever, last_token_embed
+from attrimem_jax.nn.batching import bucket
+from attrimem_jax.rl.optimizer import OptimizerSettings
+from attrimem_jax.rollout.answering import Reader
+from attrimem_jax.rollout.sampling import Sampling
+from attrimem_jax.rollout.writing import Writer
+from attrimem_jax.text.chat import Chat
+from attrimem_jax.types import Module
+
+PROMPTS = {"compact": COMPACT, "full": FULL}
+
+
+def prompts(name: str) -> Prompts:
+  return PROMPTS[name]
+
+
+def chat(config: ConfigDict, tokenizer) -> Chat:
+  return Chat(tokenizer, thinking=config.policy.thinking)
+
+
+def writer(config: ConfigDict, model, temperature: float) -> Writer:
+  """The policy of a run, sampling at `temperature`."""
+  rollout = config.rollout
+  return Writer(
+    model=model,
+    prompts=prompts(config.policy.prompts),
+    sampling=Sampling(rollout.max_new_tokens, temperature, rollout.top_k, rollout.top_p),
+    retriever=Bm25(top_k=rollout.records_top_k),
+    modules=tuple(map(Module, rollout.modules)),
+    core_budget=rollout.core_budget,
+    records_budget=rollout.records_budget,
+    chat=chat(config, model.tokenizer),
+    dtype=config.policy.dtype,
+    step=rollout.bucket,
+  )
+
+
+def reader(config: ConfigDict, model) -> Reader:
+  """The frozen answer model of a run with its retriever."""
+  answer = config.answer
+  return Reader(
+    model=model,
+    prompts=prompts(answer.prompts),
+    retriever=retriever(config),
+    max_context=answer.max_context,
+    max_new_tokens=answer.max_new_tokens,
+    dtype=answer.dtype,
+    step=rollout_step(config),
+  )
+
+
+def rollout_step(config: ConfigDict) -> int:
+  return config.rollout.bucket
+
+
+def retriever(config: ConfigDict) -> Retriever:
+  chosen = config.answer.retriever
+  if chosen.name == "bm25":
+    return Bm25(top_k=chosen.top_k)
+  return Dense(last_token_embed(models.load(chosen.model)), top_k=chosen.top_k, instruction=chosen.instruction)
+
+
+def answer_model(config: ConfigDict, policy):
+  """The answer model; the policy's own starting weights where both name the same model.
+
+  Raises:
+    ValueError: its vocabulary is not the policy's, so contexts made of the policy's ids would mean nothing to it.
+  """
+  same = config.answer.model == config.policy.model and not config.policy.checkpoint
+  model = policy if same else models.load(config.answer.model)
+  if model.tokenizer.fingerprint != policy.tokenizer.fingerprint:
+    raise ValueError(
+      f"config.answer.model {config.answer.model!r} and config.policy.model {config.policy.model!r} have different "
+      "tokenizers: memories are handed over as token ids, so choose two models of one family"
+    )
+  return model
+
+
+def with_params(model, params):
+  return dataclasses.replace(model, params=params)
+
+
+def optimizer_settings(config: ConfigDict) -> OptimizerSettings:
+  optim = config.optim
+  return OptimizerSettings(
+    learning_rate=optim.lr,
+    schedule=optim.schedule,
+    warmup_steps=optim.warmup,
+    total_steps=config.train.steps,
+    final_fraction=optim.final_fraction,
+    b1=optim.b1,
+    b2=optim.b2,
+    eps=optim.eps,
+    weight_decay=optim.weight_decay,
+    clip_norm=optim.clip_norm,
+  )
+
+
+def completion_width(config: ConfigDict) -> int:
+  """Columns of a completion in a training batch: one width, so that its length never compiles a new program."""
+  return bucket(config.rollout.max_new_tokens, 8)

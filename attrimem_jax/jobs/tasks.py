@@ -1,0 +1,131 @@
+"""What is written and what is asked at each step: pure functions of the configuration and the step's number.
+
+Step n always gets the same histories, windows and questions, whatever ran before it, so a run can stop and go on.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from attrimem_jax.data import locomo, synthetic
+from attrimem_jax.memory import bank as banks
+from attrimem_jax.memory.bank import Bank
+from attrimem_jax.memory.prompts import Overflow, Prompts, fit_history
+from attrimem_jax.rollout.writing import Window
+from attrimem_jax.text.chat import Chat
+from attrimem_jax.types import Episode, History, Note, Question
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """A window to write, and the questions to ask about the bank afterwards; the writer is given the window alone."""
+
+  window: Window
+  questions: tuple[Question, ...]
+
+
+class Tasks:
+  """The training and evaluation tasks of one run.
+
+  Args:
+    config: the run's configuration.
+    chat: of the policy; long sessions are fitted to its tokens.
+    prompts: of the policy.
+    numbers: which conversations of a finite data set belong to this run (all of them if None).
+
+  Raises:
+    ValueError: the data do not exist, are malformed, or leave nothing to ask.
+  """
+
+  def __init__(self, config: ConfigDict, chat: Chat, prompts: Prompts):
+    self._config, self._chat, self._prompts = config, chat, prompts
+    self._world = synthetic.WorldConfig(**{k: tuple(v) for k, v in config.data.synthetic.items()})
+    self.report = ""
+    self._finite: dict[str, tuple[Episode, ...]] = {}
+    if config.data.name == "locomo":
+      episodes, report = locomo.read(config.data.path)
+      self.report = report.text()
+      for split in {config.data.split, config.eval.split}:
+        self._finite[split] = tuple(map(self._fitted, locomo.split(episodes, split, config.data.holdout)))
+
+  def training(self, step: int) -> list[Task]:
+    """The `rollout.histories` tasks of one step."""
+    config = self._config
+    count = config.rollout.histories
+    return [
+      self._task(config.data.split, step * count + i, (1, step, i), config.reward.questions) for i in range(count)
+    ]
+
+  def evaluation(self) -> list[Task]:
+    """The `eval.episodes` tasks that every evaluation of this run uses, with all their questions."""
+    config = self._config
+    return [
+      self._task(config.eval.split, i, (2, i), config.eval.questions) for i in range(self._available(config.eval))
+    ]
+
+  def _available(self, evaluation: ConfigDict) -> int:
+    finite = self._finite.get(evaluation.split)
+    return evaluation.episodes if finite is None else min(evaluation.episodes, len(finite))
+
+  def _task(self, split: str, number: int, path: tuple[int, ...], questions: int) -> Task:
+    """Task `number` of a split; `path` makes its window and the choice of its questions random but repeatable."""
+    rng = np.random.default_rng(np.random.SeedSequence([self._config.seed, *path]))
+    episode = self._episode(split, number)
+    window = _window(self._config, self._chat, episode, number, rng)
+    asked = [q for q in askable(episode, window) if not self._config.data.kinds or q.kind in self._config.data.kinds]
+    if not asked:  # a window of small talk; ask about it anyway would only add noise
+      return Task(window, ())
+    if 0 < questions < len(asked):
+      asked = [asked[i] for i in sorted(rng.choice(len(asked), questions, replace=False))]
+    return Task(window, tuple(asked))
+
+  def _episode(self, split: str, number: int) -> Episode:
+    if split in self._finite:
+      episodes = self._finite[split]
+      epoch, place = divmod(number, len(episodes))
+      order = np.random.default_rng(np.random.SeedSequence([self._config.seed, 3, epoch])).permutation(len(episodes))
+      return episodes[order[place]]
+    return synthetic.episode(self._world, split, self._config.data.seed, number)
+
+  def _fitted(self, episode: Episode) -> Episode:
+    """Leaves out or divides what would not fit the prompt; notes keep pointing at the session they came from."""
+    config = self._config.policy
+    history = fit_history(
+      self._chat, self._prompts, episode.history, config.max_prompt // 2, Overflow(config.overlong)
+    )
+    place = {session.id.split("/")[0]: i for i, session in reversed(list(enumerate(history.sessions)))}
+    old = [session.id for session in episode.history.sessions]
+    notes = tuple(Note(place[old[note.session]], note.module, note.text) for note in episode.notes)
+    return dataclasses.replace(episode, history=history, notes=notes)
+
+
+def askable(episode: Episode, window: Window) -> list[Question]:
+  """The questions that the sessions up to the window's end answer, with some evidence inside the window.
+
+  Questions without evidence in the data (most are to be abstained from) are asked when the window ends the history.
+  """
+  session_of = {turn.id: s for s, session in enumerate(episode.history.sessions) for turn in session.turns}
+  last = window.stop == len(episode.history.sessions)
+  chosen = []
+  for question in episode.questions:
+    places = [session_of[turn] for turn in question.evidence if turn in session_of]
+    inside = bool(places) and max(places) < window.stop and max(places) >= window.start
+    if inside or (not places and last):
+      chosen.append(question)
+  return chosen
+
+
+def _window(config: ConfigDict, chat: Chat, episode: Episode, number: int, rng: np.random.Generator) -> Window:
+  history, horizon = episode.history, config.rollout.horizon
+  total = len(history.sessions)
+  count = min(horizon.sessions or total, total)
+  start = int(rng.integers(total - count + 1))
+  bank = _given_bank(history, episode.notes, start, chat) if horizon.bank == "reference" else Bank.empty()
+  return Window(history, number, start, start + count, bank)
+
+
+def _given_bank(history: History, notes: Sequence[Note], start: int, chat: Chat) -> Bank:
+  earlier = [note for note in notes if note.session < start]
+  return banks.from_notes(earlier, [session.date for session in history.sessions], chat.tokenizer)
