@@ -57,7 +57,7 @@ _NO_TEXT = frozenset({Op.DELETE, Op.SKIP})
 
 
 class Reason(enum.StrEnum):
-  """Why an action was taken (`ok`) or rejected. The first nine come from `parse` alone, the others from the bank."""
+  """Why an action was taken (`ok`) or rejected. `parse` knows those up to UNFINISHED, the bank the others."""
 
   OK = "ok"
   NOT_AN_ACTION = "not_an_action"  # unknown keyword, words after DELETE or SKIP, a control token in the line

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attrimem_jax.memory.actions import FORMS, OPERATIONS, Action, Op, Reason, parse, render
@@ -160,6 +160,7 @@ def test_render_keeps_one_line():
   assert render(Op.UPDATE, [3], " Ann\n lives ") == "UPDATE #3 Ann lives"
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_random_tokens_never_raise_and_spans_cut_the_bytes(tokenizer, data):
   known = st.integers(0, tokenizer.vocab_size + 3)

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attrimem_jax.memory.actions import OPERATIONS, Action, Op, Reason, parse, render
@@ -171,6 +171,7 @@ def steps(draw) -> tuple[Module, Action]:
   return module, _action(op, tuple(targets), text)
 
 
+@settings(deadline=None)
 @given(st.lists(steps(), max_size=20))
 def test_whatever_is_applied_the_past_stays_and_twice_equals_once(sequence):
   bank = Bank.empty()
@@ -194,8 +195,8 @@ def test_whatever_is_applied_the_past_stays_and_twice_equals_once(sequence):
 def test_ten_thousand_records_stay_fast(tokenizer):
   bank = bank_of(*(f"fact {i}" for i in range(10_000)))
   act(bank, tokenizer, "ADD warm")
-  start = time.perf_counter()
+  start = time.process_time()
   for i in range(10):
     bank, reason = act(bank, tokenizer, f"UPDATE #{9_000 + i} new {i}")
     assert reason == Reason.OK
-  assert (time.perf_counter() - start) / 10 < 0.25  # about 0.01 s; the bound leaves room for a busy machine
+  assert (time.process_time() - start) / 10 < 0.25  # about 0.01 s; the bound leaves room for a busy machine
