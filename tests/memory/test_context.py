@@ -60,7 +60,7 @@ def test_compact_answer_prompt(chat, tokenizer, ids):
   context = build(tokenizer, [record])
   prompt, source = answer_suffix(chat, COMPACT, context, QUESTION)
   assert answer_prefix(chat, COMPACT) == chat.open("user")
-  expected = "[2024-03-04] tea\n2024-03-09 10:00 Where is Ann?<|im_end|>\n<|im_start|>assistant\n"
+  expected = "[2024-03-04] tea\nWhere is Ann?<|im_end|>\n<|im_start|>assistant\n"
   assert tokenizer.decode(prompt) == expected
   assert source.tolist() == [*context.source.tolist(), *[-1] * (len(prompt) - len(context.ids))]
   assert prompt.dtype == source.dtype == np.int32
