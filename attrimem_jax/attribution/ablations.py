@@ -1,0 +1,44 @@
+"""Ablations: which sources stay in a context, and the ids that are left when the others are removed.
+
+Masks of one problem come from one generator, row by row, so those of an early stage of the schedule are the first rows
+of a later one: 8 masks are the first 8 of 16 (AttriMem: 8, 16, 32 from RL steps 0, 80, 200).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def draw(
+  rng: np.random.Generator, masks: int, sources: int, keep: float = 0.5, antithetic: bool = False
+) -> np.ndarray:
+  """Masks bool [M, S], True where a source stays; each entry is Bernoulli(`keep`), independent.
+
+  `antithetic` makes every second row the complement of the one before it, which needs keep = 1/2.
+  """
+  if antithetic and keep != 0.5:
+    raise ValueError(f"antithetic masks are complements, so keep must be 0.5, got {keep}")
+  half = rng.random((masks if not antithetic else -(-masks // 2), sources)) < keep
+  if not antithetic:
+    return half
+  return np.stack([half, ~half], axis=1).reshape(-1, sources)[:masks]
+
+
+def masks_at(step: int, schedule: Sequence[tuple[int, int]]) -> int:
+  """Number of masks at RL step `step` for a schedule ((first step, masks), …) in rising order."""
+  return max((stage for stage in schedule if stage[0] <= step), key=lambda stage: stage[0])[1]
+
+
+def ablate(ids: np.ndarray, source: np.ndarray, keep: np.ndarray) -> list[np.ndarray]:
+  """Removes sources from a prompt.
+
+  Args:
+    ids: int32 [T].
+    source: int32 [T], index of the source that stands at a place, or -1: those places are never removed.
+    keep: bool [M, S].
+
+  Returns:
+    M arrays of ids, kept tokens in their order.
+  """
+  stays = np.concatenate([keep, np.ones((len(keep), 1), bool)], axis=1)[:, source]  # -1 finds the added column
+  return [ids[row] for row in stays]

@@ -1,0 +1,103 @@
+"""Attribution of an answer to the tokens in its context: mask, score, fit (AttriMem §3.3, after ContextCite).
+
+For each problem, M random masks remove sources from the prompt, the answer model scores the fixed answer after what is
+left, and a LASSO of the scores' logits on the masks gives every source a weight. All problems are scored and fitted
+together.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from attrimem_jax.attribution import lasso
+from attrimem_jax.attribution.ablations import ablate, draw
+from attrimem_jax.attribution.scoring import answer_logprobs, target
+from attrimem_jax.memory.context import Source
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Problem:
+  """One answer to explain.
+
+  Attributes:
+    prompt: int32 [T], what follows the shared prefix.
+    source: int32 [T], index into `sources` or -1.
+    sources: S of them.
+    answer: ids whose probability is explained.
+    seed: of the masks, a path of numbers (seed, step, history, rollout, question).
+  """
+
+  prompt: np.ndarray
+  source: np.ndarray
+  sources: tuple[Source, ...]
+  answer: np.ndarray
+  seed: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Attribution:
+  """Weights of a problem's sources with the measurements behind them.
+
+  Attributes:
+    problem: what was explained.
+    weights: float32 [S], logits that a source adds to the answer.
+    intercept: the surrogate's value with every source removed.
+    gap: relative duality gap of the fit.
+    masks: bool [M, S].
+    logp: float32 [M], log-probability of the answer under each mask.
+    targets: float64 [M], its logit.
+  """
+
+  problem: Problem
+  weights: np.ndarray
+  intercept: float
+  gap: float
+  masks: np.ndarray
+  logp: np.ndarray
+  targets: np.ndarray
+
+  def predict(self, masks: np.ndarray) -> np.ndarray:
+    """The surrogate's targets, float64 [M], for masks bool [M, S]."""
+    return self.intercept + masks.astype(np.float64) @ self.weights.astype(np.float64)
+
+
+def measure(
+  model,
+  prefix: Sequence[int],
+  problems: Sequence[Problem],
+  masks: int,
+  *,
+  keep: float = 0.5,
+  antithetic: bool = False,
+  dtype: str = "float32",
+  step: int = 16,
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+  """Draws the masks of every problem and scores its answer under each: (masks bool [M, S], logp float32 [M]) lists."""
+  drawn = [
+    draw(np.random.default_rng(np.random.SeedSequence(p.seed)), masks, len(p.sources), keep, antithetic) for p in problems
+  ]
+  prompts = [row for p, v in zip(problems, drawn, strict=True) for row in ablate(p.prompt, p.source, v)]
+  answers = [p.answer for p in problems for _ in range(masks)]
+  scores = answer_logprobs(model, prefix, prompts, answers, dtype=dtype, step=step)
+  return drawn, list(scores.reshape(len(problems), masks))
+
+
+def fit(
+  problems: Sequence[Problem],
+  masks: Sequence[np.ndarray],
+  scores: Sequence[np.ndarray],
+  *,
+  alpha: float = 0.01,
+  penalty: str = "raw",
+) -> list[Attribution]:
+  """Fits every problem's surrogate in one batch of the LASSO kernel."""
+  targets = [target(logp) for logp in scores]
+  regressions = [
+    lasso.Problem(v, y, len(p.answer)) for p, v, y in zip(problems, masks, targets, strict=True)
+  ]
+  fits = lasso.fit(regressions, penalty=lasso.Penalty(penalty), alpha=alpha)
+  return [
+    Attribution(p, f.weights, f.intercept, f.gap, v, logp, y)
+    for p, f, v, logp, y in zip(problems, fits, masks, scores, targets, strict=True)
+  ]
