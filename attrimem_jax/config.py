@@ -43,6 +43,7 @@ def _data() -> ConfigDict:
   data.path = ""  # file of a benchmark; "" takes it from the environment variable ATTRIMEM_DATA
   data.seed = 0  # of the synthetic world; the run's own seed leaves its histories as they are
   data.split = "train"
+  data.seed = 0  # of the synthetic world: another one has other people
   data.holdout = 2  # benchmark conversations, counted from the end, that training never sees
   data.kinds = ()  # question kinds to keep; () keeps all
   # Sizes of a synthetic history, each drawn from (low, high): sessions, then facts and lines of chatter of one session.
@@ -117,11 +118,11 @@ def _rl() -> ConfigDict:
   rl.clip_process = 5.0
   rl.clip_low = 0.2
   rl.clip_high = 0.2
-  rl.kl = 0.02  # towards the starting policy
-  rl.kl_estimator = "k3"
+  rl.kl = 0.02  # towards the starting policy, by the k3 estimator
   rl.loss_norm = "token"
   rl.drop_flat_groups = False  # leave out groups of equal rewards altogether, their KL term included
   rl.micro_batches = 1
+  rl.remat = False  # recompute activations in the backward pass: less memory, a third more work
   return rl
 
 
@@ -155,6 +156,7 @@ def _eval() -> ConfigDict:
   evaluation.episodes = 32
   evaluation.questions = 0  # asked per history; 0 asks them all
   evaluation.split = "test"
+  evaluation.questions = 0  # per history; 0 asks them all
   evaluation.temperature = 0.0
   evaluation.bootstrap = 1000  # resamples
   evaluation.confidence = 0.95
@@ -165,6 +167,8 @@ def _sft() -> ConfigDict:
   sft = ConfigDict()
   sft.task = "policy"  # write the teacher's actions, or answer from the reference memory
   sft.batch = 32  # examples per step
+  # Shape of every batch: suffixes per prefix, and columns of prefix, prompt and completion; what is longer is left out.
+  sft.widths = ConfigDict({"rows": 4, "prefix": 160, "prompt": 96, "completion": 32})
   sft.from_scratch = False  # random parameters of the shape below instead of those of the model
   sft.tokenizer = "embedded:policy"  # whose vocabulary a model from scratch takes
   sft.init = ConfigDict()

@@ -1,10 +1,11 @@
 """From a configuration to the parts that jobs are made of: models, writer, reader, tasks, optimiser."""
 
 import dataclasses
+import pathlib
 
 from ml_collections import ConfigDict
 
-from attrimem_jax.io import models
+from attrimem_jax.io import checkpoints, models
 from attrimem_jax.memory.prompts import COMPACT, FULL, Prompts
 from attrimem_jax.memory.retrieval import Bm25, Dense, Retriever, last_token_embed
 from attrimem_jax.nn.batching import bucket
@@ -53,19 +54,33 @@ def reader(config: ConfigDict, model) -> Reader:
     max_context=answer.max_context,
     max_new_tokens=answer.max_new_tokens,
     dtype=answer.dtype,
-    step=rollout_step(config),
+    step=config.rollout.bucket,
   )
-
-
-def rollout_step(config: ConfigDict) -> int:
-  return config.rollout.bucket
 
 
 def retriever(config: ConfigDict) -> Retriever:
   chosen = config.answer.retriever
   if chosen.name == "bm25":
     return Bm25(top_k=chosen.top_k)
-  return Dense(last_token_embed(models.load(chosen.model)), top_k=chosen.top_k, instruction=chosen.instruction)
+  model = models.load(chosen.model)
+  embed = last_token_embed(model.config, model.params, model.tokenizer)
+  return Dense(embed, top_k=chosen.top_k, instruction=chosen.instruction)
+
+
+def policy_model(config: ConfigDict):
+  """The starting policy: `policy.model`, with the newest parameters of the run `policy.checkpoint` if that is given."""
+  model = models.load(config.policy.model)
+  if not config.policy.checkpoint:
+    return model
+  folder = pathlib.Path(config.policy.checkpoint) / "checkpoints"
+  return with_params(model, checkpoints.read_params(folder, model.params))
+
+
+def newest_params(config: ConfigDict, run, model):
+  """Parameters of the run's newest checkpoint, or the model's own where the run has none."""
+  if run.resumed is None:
+    return model.params
+  return checkpoints.read_params(run.workdir / "checkpoints", model.params)
 
 
 def answer_model(config: ConfigDict, policy):

@@ -12,7 +12,7 @@ from attrimem_jax.memory.retrieval import Retriever, recall
 from attrimem_jax.nn.batching import bucket
 from attrimem_jax.rollout.sampling import Completion, Sampling, complete
 from attrimem_jax.text.chat import Chat
-from attrimem_jax.types import Module, Question
+from attrimem_jax.types import Question
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,12 +54,10 @@ def prepare(
   reader: Reader, chat: Chat, bank: Bank, questions: Sequence[Question], rollout: tuple[str, int] | None = None
 ) -> list[tuple[Question, Context, np.ndarray, np.ndarray]]:
   """Retrieves for each question and builds its prompt: (question, context, prompt ids, source)."""
-  core = bank.current(Module.CORE)
-  rest = [record for record in bank.current() if record.module != Module.CORE]
-  found = recall(reader.retriever, [question.text for question in questions], rest)
+  found = recall(reader.retriever, [question.text for question in questions], bank.current())
   prepared = []
   for question, records in zip(questions, found, strict=True):
-    records = fit_records(chat.tokenizer, [*core, *records], reader.max_context)
+    records = fit_records(chat.tokenizer, records, reader.max_context)
     context = build(chat.tokenizer, records, rollout)
     prepared.append((question, context, *answer_suffix(chat, reader.prompts, context, question)))
   return prepared

@@ -119,48 +119,42 @@ def write(writer: Writer, windows: Sequence[Window], group: int, key: jax.Array)
 
 def _one_session(writer: Writer, chat: Chat, live, states, offset: int, key, width: int) -> list[list[list[Call]]]:
   """Samples the calls of one session of each live window: [window][rollout][module]."""
-  prefixes, prompts, keys = [], [], []
+  prefixes, prompts, paths = [], [], []
   for (_, window), rows in zip(live, states, strict=True):
     session = window.history.sessions[window.start + offset]
-    prefixes.append(session_prefix(chat, writer.prompts, session))
     query = "\n".join(turn.text for turn in session.turns)
+    prefixes.append(session_prefix(chat, writer.prompts, session))
     prompts.append([_prompt(writer, chat, m, bank, query) for bank, _ in rows for m in writer.modules])
-    keys.append([(window.number, g, window.start + offset, _order(m)) for g in range(len(rows)) for m in writer.modules])
+    paths.append([(window.number, g, window.start + offset, _order(m)) for g in range(len(rows)) for m in writer.modules])
   # Windows that have ended stay in the batch as rows of padding, so that shapes do not change from session to session.
   missing = width - len(live)
-  folded = fold(key, np.array(keys, np.uint32))
-  rows_of_keys = np.concatenate([folded, np.zeros((missing, *folded.shape[1:]), np.uint32)])
-  completions = complete(
+  keys = fold(key, np.array(paths, np.uint32))
+  sampled = complete(
     writer.model,
     prefixes + [prefixes[0][:1]] * missing,
     prompts + [[]] * missing,
-    rows_of_keys,
+    np.concatenate([keys, np.zeros((missing, *keys.shape[1:]), np.uint32)]),
     writer.sampling,
     rows=len(prompts[0]),
     dtype=writer.dtype,
     step=writer.step,
   )
-  return [
-    [
-      [
-        _call(window, g, offset, module, prefix, *row[g * len(writer.modules) + m])
-        for m, module in enumerate(writer.modules)
-      ]
-      for g in range(len(rows))
+  calls = []
+  for w, (_, window) in enumerate(live):
+    flat = [
+      Call(CallKey(window.history.id, g, s, tuple(Module)[m]), prefixes[w], prompt, completion, ())
+      for (_, g, s, m), prompt, completion in zip(paths[w], prompts[w], sampled[w], strict=True)
     ]
-    for (_, window), rows, prefix, row in zip(
-      live, states, prefixes, [list(zip(p, c, strict=True)) for p, c in zip(prompts, completions, strict=False)], strict=True
-    )
-  ]
-
-
-def _call(window: Window, g: int, offset: int, module: Module, prefix, prompt, completion) -> Call:
-  return Call(CallKey(window.history.id, g, window.start + offset, module), prefix, prompt, completion, ())
+    size = len(writer.modules)
+    calls.append([flat[at : at + size] for at in range(0, len(flat), size)])
+  return calls
 
 
 def _prompt(writer: Writer, chat: Chat, module: Module, bank: Bank, query: str) -> list[int]:
   records = bank.current(module)
-  ranked = [records[i] for i in writer.retriever.rank(query, records)]
+  # Core memory is a whole; of the other modules the records that the session speaks of come first.
+  order = range(len(records)) if module == Module.CORE else writer.retriever.rank(query, records)
+  ranked = [records[i] for i in order]
   shown: Sequence[Record] = fit_records(chat.tokenizer, ranked, writer.records_budget)
   usage = (bank.tokens(module), writer.core_budget) if module == Module.CORE else None
   return module_suffix(chat, writer.prompts, module, shown, usage)

@@ -1,0 +1,308 @@
+"""The training loop: write, answer, score, fit, update (AttriMem, arXiv 2607.21106).
+
+Each step draws `rollout.histories` windows, writes each G times, asks the frozen answer model, explains its answers by
+ablation, gives every written token its own reward, and makes one compiled GRPO update. Step n is a function of the seed
+and n, so a run that was stopped goes on as if it had not been.
+
+Symbols of the paper: ŷ is `Answer.completion`, φ_j `Attribution.weights`, r_{i,t,k} `Credit.rewards`, Â_out
+`Valued.outcome`, Â_{i,t,k} `Valued.advantages`, λ `rl.lambda_`. Left out: the outcome judge (scores here are string
+metrics) and anything the paper keeps to itself (its prompts, retriever, λ).
+"""
+
+import contextlib
+import functools
+import time
+from collections.abc import Iterator, Sequence
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from attrimem_jax import validation
+from attrimem_jax.attribution.ablations import masks_at
+from attrimem_jax.attribution.attribute import Attribution, Problem, fit, measure
+from attrimem_jax.attribution.credit import Unit
+from attrimem_jax.evaluation.runner import Evaluated, evaluate, memory_metrics, summarise
+from attrimem_jax.io.models import LanguageModel
+from attrimem_jax.jobs import setup
+from attrimem_jax.jobs.run import Run
+from attrimem_jax.jobs.tasks import Task, Tasks
+from attrimem_jax.memory.context import answer_prefix
+from attrimem_jax.nn import decoder, sharding
+from attrimem_jax.reward.outcome import outcome
+from attrimem_jax.rl import accumulation
+from attrimem_jax.rl import optimizer as optimizers
+from attrimem_jax.rl.experience import AdvantageSettings, Group, Valued, training_batch, value
+from attrimem_jax.rl.loss import LossSettings
+from attrimem_jax.rl.update import check_first_step, make_update
+from attrimem_jax.rollout.answering import Answer, ask
+from attrimem_jax.rollout.writing import write
+
+
+def run_grpo(config: ConfigDict, run: Run) -> None:
+  """Trains for `train.steps`, resuming from the newest checkpoint; evaluates before, during and after."""
+  trainer = Trainer(config, run)
+  state = run.restore(trainer.initial_state())
+  start, moved = int(state.step), int(state.step) > 0
+  if start == 0:
+    trainer.evaluate(0, state.params)
+  with run.progress(start, config.train.steps) as progress:
+    for step in range(start, config.train.steps):
+      if run.stopping:
+        break
+      state, metrics = trainer.step(step, state)
+      moved = moved or check_first_step({name.removeprefix("train/"): value for name, value in metrics.items()})
+      last = step + 1 == config.train.steps
+      run.metrics.write(step + 1, metrics)
+      progress.show(step + 1, {n: metrics[f"train/{n}"] for n in ("reward", "kl", "memory_tokens")})
+      if last or (config.train.eval_every and (step + 1) % config.train.eval_every == 0):
+        trainer.evaluate(step + 1, state.params)
+      if run.due(step + 1, config.train.checkpoint_every, last):
+        run.save(step + 1, state)
+  trainer.conclude()
+
+
+class Trainer:
+  """The parts of one training run, loaded and checked, and its compiled update."""
+
+  def __init__(self, config: ConfigDict, run: Run):
+    self.config, self.run = config, run
+    self.mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    self.policy = setup.policy_model(config)
+    answer = setup.answer_model(config, self.policy)
+    validation.validate_lengths(config, self.policy.config, answer.config)
+    self.answer = setup.with_params(answer, sharding.place(answer.params, self.mesh))
+    self.chat = setup.chat(config, self.policy.tokenizer)
+    self.tasks = Tasks(config, self.chat, setup.prompts(config.policy.prompts))
+    self.reader = setup.reader(config, self.answer)
+    self.header = answer_prefix(self.chat, self.reader.prompts)
+    self.optimizer = optimizers.make_optimizer(setup.optimizer_settings(config))
+    # The reference is the starting policy, in buffers of its own: the state's are donated to every update.
+    self.reference = sharding.place(self.policy.params, self.mesh) if config.rl.kl else None
+    self.update = make_update(self.policy.config, self.optimizer, _loss_settings(config), self._logprobs())
+    self.advantages = AdvantageSettings(
+      config.rl.lambda_, Unit(config.attribution.unit), config.rl.normalise, config.rl.clip_process, config.rl.drop_flat_groups
+    )
+    if self.tasks.report:
+      print(self.tasks.report, flush=True)
+
+  def _logprobs(self):
+    config = self.config
+    return functools.partial(
+      decoder.token_logprobs, self.policy.config, dtype=config.policy.dtype, remat=config.rl.remat
+    )
+
+  def initial_state(self) -> optimizers.TrainState:
+    params = sharding.place(jax.tree.map(np.array, self.policy.params), self.mesh)
+    return optimizers.init_state(self.optimizer, params)
+
+  def step(self, step: int, state: optimizers.TrainState):
+    """One GRPO step: (new state, metrics with slash-separated names)."""
+    clock = Clock()
+    tasks = self.tasks.training(step)
+    with clock("write"):
+      groups = self._write(step, state.params, tasks)
+    with clock("answer"):
+      groups = self._answer(tasks, groups)
+    with clock("score"):
+      problems, masks, scores = self._score(step, groups)
+    with clock("fit"):
+      attributions = self._fit(problems, masks, scores)
+      groups = _with_attributions(groups, attributions)
+    valued = [value(group, self.advantages, self.policy.tokenizer) for group in groups]
+    batch = self._batch(tasks, valued)
+    with clock("update"):
+      state, metrics = self.update(state, self.reference, batch)
+      metrics = {name: float(v) for name, v in jax.device_get(metrics).items()}
+    self.run.rollouts(step + 1, rollout_rows(groups, valued, self.policy.tokenizer))
+    metrics |= _metrics(groups, valued, attributions)
+    return state, {f"train/{name}": v for name, v in metrics.items()} | clock.times
+
+  def evaluate(self, step: int, params) -> None:
+    """Writes, asks and scores the held-out tasks; writes `eval/…` metrics and prints the accuracy."""
+    config = self.config
+    tasks = [task for task in self.tasks.evaluation() if task.questions]
+    key = jax.random.fold_in(jax.random.key(config.seed), 2**31 - 1)
+    done: list[Evaluated] = evaluate(
+      setup.writer(config, setup.with_params(self.policy, params), config.eval.temperature),
+      self.reader,
+      [task.window for task in tasks],
+      [task.questions for task in tasks],
+      key,
+      config.reward.kind,
+    )
+    metrics = summarise(done, samples=config.eval.bootstrap, confidence=config.eval.confidence)
+    self.run.metrics.write(step, {f"eval/{name}": v for name, v in metrics.items()})
+    low, high = metrics["accuracy_low"], metrics["accuracy_high"]
+    print(
+      f"step {step}: held-out accuracy {metrics['accuracy']:.3f} [{low:.3f}, {high:.3f}] on {metrics['questions']} questions"
+      f", {metrics['memory_tokens']:.0f} tokens of memory each",
+      flush=True,
+    )
+
+  def conclude(self) -> None:
+    """Prints how accuracy and reward moved, and leaves the report."""
+    from attrimem_jax.view.report import write_report
+
+    path = write_report(self.run.workdir)
+    print(f"report: {path}", flush=True)
+
+  def _write(self, step: int, params, tasks: Sequence[Task]) -> list[Group]:
+    writer = setup.writer(self.config, setup.with_params(self.policy, params), self.config.rollout.temperature)
+    key = jax.random.fold_in(jax.random.key(self.config.seed), step)
+    rollouts = write(writer, [task.window for task in tasks], self.config.rollout.group_size, key)
+    return [Group(tuple(rows), (), np.zeros((len(rows), 0))) for rows in rollouts]
+
+  def _answer(self, tasks: Sequence[Task], groups: Sequence[Group]) -> list[Group]:
+    items = [
+      (rollout.bank, task.questions, (task.window.history.id, rollout.index))
+      for task, group in zip(tasks, groups, strict=True)
+      for rollout in group.rollouts
+    ]
+    answers = iter(ask(self.reader, items, self.chat))
+    return [self._scored(group, [tuple(next(answers)) for _ in group.rollouts]) for group in groups]
+
+  def _scored(self, group: Group, answers: Sequence[tuple[Answer, ...]]) -> Group:
+    kind = self.config.reward.kind
+    scores = np.array([[outcome(a.text, a.question, kind) for a in row] for row in answers], np.float64)
+    return Group(group.rollouts, tuple(answers), scores.reshape(len(answers), -1))
+
+  def _score(self, step: int, groups: Sequence[Group]):
+    """Masks and scores of every answer that leans on something this rollout wrote."""
+    config = self.config.attribution
+    if self.config.rl.lambda_ == 0 or config.unit == "none":
+      return [], [], []
+    problems = [p for w, group in enumerate(groups) for p in self._problems(group, (self.config.seed, step, w))]
+    if not problems:
+      return [], [], []
+    masks, scores = measure(
+      self.answer,
+      self.header,
+      problems,
+      masks_at(step, config.masks),
+      keep=config.keep,
+      antithetic=config.antithetic,
+      dtype=self.config.answer.dtype,
+      step=self.config.rollout.bucket,
+    )
+    return problems, masks, scores
+
+  def _problems(self, group: Group, path: tuple[int, ...]) -> Iterator[Problem]:
+    for g, answers in enumerate(group.answers):
+      for q, answer in enumerate(answers):
+        explained = self._explained(answer)
+        if answer.context.sources and len(explained):
+          yield Problem(answer.prompt, answer.source, answer.context.sources, explained, (*path, g, q))
+
+  def _explained(self, answer: Answer) -> np.ndarray:
+    """Ids of the answer whose probability is explained: what the model said, or the gold answer."""
+    if self.config.attribution.explain == "generated" or answer.question.abstain:
+      return answer.completion.ids
+    tokenizer = self.policy.tokenizer
+    return np.array([*tokenizer.encode(answer.question.answers[-1]), tokenizer.stop_ids[0]], np.int32)
+
+  def _fit(self, problems, masks, scores) -> list[Attribution]:
+    config = self.config.attribution
+    return fit(problems, masks, scores, alpha=config.alpha, penalty=config.penalty) if problems else []
+
+  def _batch(self, tasks: Sequence[Task], valued: Sequence[Sequence[Valued]]):
+    config = self.config
+    longest = max(task.window.stop - task.window.start for task in tasks)
+    micro = config.rl.micro_batches
+    prefixes = -(-len(tasks) * longest // micro) * micro
+    batch = training_batch(
+      valued, prefixes=prefixes, width=setup.completion_width(config), step=config.rollout.bucket
+    )
+    return sharding.place_batch(accumulation.split(batch, micro), self.mesh)
+
+
+def _with_attributions(groups: Sequence[Group], attributions: Sequence[Attribution]) -> list[Group]:
+  """Hands every attribution to the group it belongs to, by the window's place in the problem's seed."""
+  return [
+    Group(g.rollouts, g.answers, g.scores, tuple(a for a in attributions if a.problem.seed[2] == w))
+    for w, g in enumerate(groups)
+  ]
+
+
+def _loss_settings(config: ConfigDict) -> LossSettings:
+  rl = config.rl
+  return LossSettings(
+    clip_low=rl.clip_low,
+    clip_high=rl.clip_high,
+    kl_coefficient=rl.kl,
+    normalisation=rl.loss_norm,
+    constant_length=config.rollout.max_new_tokens,
+    temperature=config.rollout.temperature,
+  )
+
+
+def _metrics(groups: Sequence[Group], valued: Sequence[Sequence[Valued]], attributions: Sequence[Attribution]) -> dict:
+  """What the step says about rewards, credit and memories; spreads within groups and across the batch are kept apart."""
+  rewards = np.array([group.rewards for group in groups])
+  credit = [v.credit for group in valued for v in group]
+  sources = np.concatenate([c.rewards[c.is_source] for c in credit]) if credit else np.zeros(0)
+  metrics = {
+    "reward": float(np.nanmean(rewards)),
+    "reward_std_within_groups": float(np.nanmean(np.nanstd(rewards, axis=1))),
+    "reward_std_across_groups": float(np.nanstd(np.nanmean(rewards, axis=1))),
+    "flat_groups": float(np.mean(np.ptp(np.nan_to_num(rewards), axis=1) < 1e-6)),
+    "invalid_rollouts": float(np.mean(~np.isfinite(rewards))),
+    "sources": float(len(sources)),
+    "credit_nonzero": float(np.mean(sources != 0)) if len(sources) else 0.0,
+    "credit_abs": float(np.mean(np.abs(sources))) if len(sources) else 0.0,
+    "lasso_gap": max((a.gap for a in attributions), default=0.0),
+  }
+  return metrics | memory_metrics([rollout for group in groups for rollout in group.rollouts])
+
+
+def rollout_rows(groups: Sequence[Group], valued: Sequence[Sequence[Valued]], tokenizer) -> list[dict]:
+  """One row per rollout for rollouts/step_*.jsonl: every token with its log-probability, attribution and advantage."""
+  rows = []
+  for group, calls in zip(groups, valued, strict=True):
+    for g, rollout in enumerate(group.rollouts):
+      mine = [v for v in calls if v.call.key.rollout == g]
+      rows.append(
+        {
+          "history": rollout.window.history.id,
+          "rollout": g,
+          "reward": None if np.isnan(group.rewards[g]) else float(group.rewards[g]),
+          "memory": [f"#{r.id} [{r.module}] {r.text}" for r in rollout.bank.current()],
+          "answers": [
+            {"question": a.question.text, "gold": list(a.question.answers), "answer": a.text, "score": float(s)}
+            for a, s in zip(group.answers[g], group.scores[g], strict=True)
+          ],
+          "calls": [_call_row(v, tokenizer) for v in mine],
+        }
+      )
+  return rows
+
+
+def _call_row(valued: Valued, tokenizer) -> dict:
+  call = valued.call
+  ids = call.completion.ids.tolist()
+  return {
+    "session": call.key.session,
+    "module": call.key.module,
+    "finish": call.completion.finish,
+    "text": tokenizer.decode(ids),
+    "ids": ids,
+    "prompt_ids": [*map(int, call.prefix), *map(int, call.prompt)],
+    "logps": [round(float(x), 6) for x in call.completion.logps],
+    "actions": [{"line": a.line, "reason": a.reason} for a in call.actions],
+    "attribution": [float(x) if s else None for x, s in zip(valued.credit.rewards, valued.credit.is_source, strict=True)],
+    "outcome": float(valued.outcome),
+    "advantages": [float(x) for x in valued.advantages],
+  }
+
+
+class Clock:
+  """Seconds of each phase of a step, as metrics `time/<phase>`."""
+
+  def __init__(self) -> None:
+    self.times: dict[str, float] = {}
+
+  @contextlib.contextmanager
+  def __call__(self, phase: str) -> Iterator[None]:
+    start = time.monotonic()
+    yield
+    self.times[f"time/{phase}"] = time.monotonic() - start

@@ -1,0 +1,116 @@
+"""Supervised warm start on the synthetic world: a policy that writes as the teacher does, or a model that answers.
+
+Batch n is a function of the seed and n. Batches are made on a thread of their own while the device trains.
+"""
+
+import functools
+import itertools
+import pathlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from attrimem_jax.data import synthetic
+from attrimem_jax.data.teacher import Sloppiness
+from attrimem_jax.io import models
+from attrimem_jax.io.models import LanguageModel
+from attrimem_jax.jobs import setup
+from attrimem_jax.jobs.export import export
+from attrimem_jax.jobs.run import Run
+from attrimem_jax.memory.prompts import Prompts
+from attrimem_jax.nn import decoder
+from attrimem_jax.nn.config import DecoderConfig
+from attrimem_jax.rl import optimizer as optimizers
+from attrimem_jax.rl import sft, teaching
+from attrimem_jax.rl.teaching import Example, Widths
+from attrimem_jax.text.chat import Chat
+from attrimem_jax.text.tokenizer import Tokenizer
+
+_EVALUATION = 64  # held-out examples whose loss is reported
+
+
+def starting_model(config: ConfigDict) -> LanguageModel:
+  """The model to train: loaded, or random of the shape `sft.init` with the vocabulary of `sft.tokenizer`."""
+  if not config.sft.from_scratch:
+    return models.load(config.policy.model if config.sft.task == "policy" else config.answer.model)
+  tokenizer = Tokenizer.load(models.resolve_tokenizer(config.sft.tokenizer))
+  shape = DecoderConfig(vocab_size=tokenizer.vocab_size, **config.sft.init.to_dict())
+  return LanguageModel("from scratch", shape, decoder.init(shape, jax.random.key(config.seed)), tokenizer)
+
+
+def run_sft(config: ConfigDict, run: Run) -> None:
+  """Trains for `train.steps`, resuming from the newest checkpoint of the run; ends with a model in HF format."""
+  model = starting_model(config)
+  optimizer = optimizers.make_optimizer(setup.optimizer_settings(config))
+  logprobs = functools.partial(
+    decoder.token_logprobs, model.config, dtype=config.policy.dtype, remat=config.rl.remat
+  )
+  update = sft.make_sft_update(model.config, optimizer, logprobs)
+  held_out = sft.make_sft_evaluation(model.config, logprobs)
+  state = run.restore(optimizers.init_state(optimizer, model.params))
+  source = Examples(config, model.tokenizer)
+  validation = source.batch_of(config.eval.split, 0, _EVALUATION)
+  start = int(state.step)
+  with run.progress(start, config.train.steps) as progress:
+    for step, batch in zip(range(start, config.train.steps), source.batches(start), strict=False):
+      state, metrics = update(state, batch)
+      last = step + 1 == config.train.steps
+      if last or (step + 1) % config.train.log_every == 0:
+        loss, _ = held_out(state.params, validation)
+        named = {f"train/{name}": float(value) for name, value in jax.device_get(metrics).items()}
+        run.metrics.write(step + 1, named | {"eval/loss": float(loss)})
+        progress.show(step + 1, {"loss": named["train/loss"], "eval loss": float(loss)})
+      if run.due(step + 1, config.train.checkpoint_every, last):
+        run.save(step + 1, state)
+      if run.stopping:
+        return
+  trained = setup.with_params(model, jax.device_get(state.params))
+  export(trained, config, pathlib.Path(config.export.out or run.workdir / "export"))
+
+
+class Examples:
+  """Batches of supervised examples; batch n depends on the seed and n alone."""
+
+  def __init__(self, config: ConfigDict, tokenizer: Tokenizer):
+    self._config = config
+    self._chat = Chat(tokenizer, thinking=config.policy.thinking)
+    self._world = synthetic.WorldConfig(**{k: tuple(v) for k, v in config.data.synthetic.items()})
+    self._widths = Widths(**config.sft.widths.to_dict())
+    self._make: Callable[[str, int], list[Example]] = (
+      self._writing if config.sft.task == "policy" else self._answering
+    )
+
+  def batches(self, start: int) -> Iterator[sft.SftBatch]:
+    """Batches from step `start` on, made ahead of their use."""
+    make = functools.partial(self.batch_of, "train", size=self._config.sft.batch)
+    with ThreadPoolExecutor(1) as pool:
+      ahead = [pool.submit(make, start + i) for i in range(4)]
+      for step in itertools.count(start + 4):
+        yield ahead.pop(0).result()
+        ahead.append(pool.submit(make, step))
+
+  def batch_of(self, split: str, number: int, size: int) -> sft.SftBatch:
+    """Batch `number` of a split: the first `size` examples that fit, from a range of episodes that is its own."""
+    episodes = itertools.count(number * size * 4)
+    fitting = (e for i in episodes for e in self._make(split, i) if self._widths.holds(e))
+    return teaching.batch(list(itertools.islice(fitting, size)), self._widths)
+
+  def _writing(self, split: str, index: int) -> list[Example]:
+    episode, rng = self._episode(split, index)
+    sloppiness = Sloppiness(**self._config.data.teacher.to_dict())
+    return teaching.writing_examples(self._chat, self._prompts("policy"), episode, sloppiness=sloppiness, rng=rng)
+
+  def _answering(self, split: str, index: int) -> list[Example]:
+    episode, rng = self._episode(split, index)
+    return [teaching.answering_example(self._chat, self._prompts("answer"), episode, rng=rng)]
+
+  def _episode(self, split: str, index: int):
+    seed = self._config.data.seed
+    rng = np.random.default_rng(np.random.SeedSequence([seed, synthetic.SPLITS.index(split), index, 1]))
+    return synthetic.episode(self._world, split, seed, index), rng
+
+  def _prompts(self, role: str) -> Prompts:
+    return setup.prompts(self._config[role].prompts)

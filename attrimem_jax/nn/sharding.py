@@ -1,0 +1,73 @@
+"""One table of names to mesh axes, and the placing of parameters and batches by it.
+
+Axes: `data` splits batches only, `fsdp` splits batches and parameters, `tensor` splits heads and feed-forward columns.
+An axis that does not divide a dimension is left out for that array, so small models run on any mesh.
+"""
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+# Parameter name to the mesh axis of each dimension; layers (axis 0 of stacked arrays) are never split.
+RULES: dict[str, tuple[str | None, ...]] = {
+  "embed": ("tensor", "fsdp"),
+  "head": ("fsdp", "tensor"),
+  "q": (None, "fsdp", "tensor", None),
+  "k": (None, "fsdp", "tensor", None),
+  "v": (None, "fsdp", "tensor", None),
+  "o": (None, "tensor", None, "fsdp"),
+  "gate": (None, "fsdp", "tensor"),
+  "up": (None, "fsdp", "tensor"),
+  "down": (None, "tensor", "fsdp"),
+}
+
+
+def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:
+  """A mesh over the first data * fsdp * tensor devices.
+
+  Raises:
+    ValueError: there are fewer devices than that.
+  """
+  size, devices = data * fsdp * tensor, jax.devices()
+  if size > len(devices):
+    raise ValueError(
+      f"config.mesh asks for {data} x {fsdp} x {tensor} = {size} devices, {len(devices)} are here: lower its axes"
+    )
+  grid = np.array(devices[:size]).reshape(data, fsdp, tensor)
+  return Mesh(grid, ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+
+
+def spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> P:
+  """How the parameter `name` of a shape is split: by the table, without axes that do not divide."""
+  axes = RULES.get(name, ())
+  return P(*(axis if axis and shape[i] % mesh.shape[axis] == 0 else None for i, axis in enumerate(axes)))
+
+
+def shardings(params: Any, mesh: Mesh) -> Any:
+  """The sharding of each leaf of a tree of parameters (arrays or abstract ones), or of moments of the same tree."""
+
+  def leaf(path, value):
+    name = next((str(k.key) for k in reversed(path) if isinstance(k, jax.tree_util.DictKey)), "")
+    return NamedSharding(mesh, spec(name, value.shape, mesh) if value.ndim else P())
+
+  return jax.tree_util.tree_map_with_path(leaf, params)
+
+
+def place(params: Any, mesh: Mesh) -> Any:
+  """Puts a tree of parameters on the mesh."""
+  return jax.device_put(params, shardings(params, mesh))
+
+
+def place_batch(batch: Any, mesh: Mesh) -> Any:
+  """Puts micro-batches [A, P, ...] on the mesh, prefixes split over `data` and `fsdp` where they divide."""
+  ways = math.prod(mesh.shape[axis] for axis in ("data", "fsdp"))
+
+  def one(leaf):
+    divides = leaf.ndim > 1 and leaf.shape[1] % ways == 0
+    return jax.device_put(leaf, NamedSharding(mesh, P(None, ("data", "fsdp")) if divides else P()))
+
+  return jax.tree.map(one, batch)
