@@ -1,1 +1,1 @@
-"""Figures that a run reports: scores over questions and how sure they are. Nothing here reads files or runs a model."""
+"""Answering held-out questions from written memory, and how sure the scores are; no training and no files here."""
