@@ -9,9 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def draw(
-  rng: np.random.Generator, masks: int, sources: int, keep: float = 0.5, antithetic: bool = False
-) -> np.ndarray:
+def draw(rng: np.random.Generator, masks: int, sources: int, keep: float = 0.5, antithetic: bool = False) -> np.ndarray:
   """Masks bool [M, S], True where a source stays; each entry is Bernoulli(`keep`), independent.
 
   `antithetic` makes every second row the complement of the one before it, which needs keep = 1/2.

@@ -75,7 +75,8 @@ def measure(
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
   """Draws the masks of every problem and scores its answer under each: (masks bool [M, S], logp float32 [M]) lists."""
   drawn = [
-    draw(np.random.default_rng(np.random.SeedSequence(p.seed)), masks, len(p.sources), keep, antithetic) for p in problems
+    draw(np.random.default_rng(np.random.SeedSequence(p.seed)), masks, len(p.sources), keep, antithetic)
+    for p in problems
   ]
   prompts = [row for p, v in zip(problems, drawn, strict=True) for row in ablate(p.prompt, p.source, v)]
   answers = [p.answer for p in problems for _ in range(masks)]
@@ -93,9 +94,7 @@ def fit(
 ) -> list[Attribution]:
   """Fits every problem's surrogate in one batch of the LASSO kernel."""
   targets = [target(logp) for logp in scores]
-  regressions = [
-    lasso.Problem(v, y, len(p.answer)) for p, v, y in zip(problems, masks, targets, strict=True)
-  ]
+  regressions = [lasso.Problem(v, y, len(p.answer)) for p, v, y in zip(problems, masks, targets, strict=True)]
   fits = lasso.fit(regressions, penalty=lasso.Penalty(penalty), alpha=alpha)
   return [
     Attribution(p, f.weights, f.intercept, f.gap, v, logp, y)

@@ -79,7 +79,9 @@ class _State(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnames=("tolerance", "max_steps"))
-def lasso(x, y, alpha, row_mask, source_mask, factor=None, *, tolerance: float = 1e-6, max_steps: int = 100) -> LassoFit:
+def lasso(
+  x, y, alpha, row_mask, source_mask, factor=None, *, tolerance: float = 1e-6, max_steps: int = 100
+) -> LassoFit:
   """Solves B problems to a relative duality gap of `tolerance`, or for `max_steps` outer steps (read the gap).
 
   Args:
@@ -105,7 +107,9 @@ def _solve(x, y, alpha, row_mask, source_mask, factor, *, tolerance, max_steps) 
   size = min(x.shape[1], max(32, x.shape[0] * 3 // 2))
   if size:
     state = jax.lax.while_loop(
-      lambda state: (state.gap > tolerance) & (state.steps < max_steps), lambda state: _outer(problem, state, size), state
+      lambda state: (state.gap > tolerance) & (state.steps < max_steps),
+      lambda state: _outer(problem, state, size),
+      state,
     )
   weights = state.weights
   fitted = _matmul(problem.x, weights) + _matmul(shift, weights)
@@ -332,7 +336,9 @@ def _check(problems: Sequence[Problem], alpha: float) -> None:
         f"LASSO problem {i}: x has shape {problem.x.shape} and y {problem.y.shape}; expected [M, S] and [M] with M >= 1."
       )
     if not np.all(np.isfinite(problem.y)):
-      raise ValueError(f"LASSO problem {i}: {np.sum(~np.isfinite(problem.y))} of {len(problem.y)} targets are not finite.")
+      raise ValueError(
+        f"LASSO problem {i}: {np.sum(~np.isfinite(problem.y))} of {len(problem.y)} targets are not finite."
+      )
 
 
 def _bucket(length: int, smallest: int, factor: int) -> int:
