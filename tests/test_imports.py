@@ -17,12 +17,12 @@ RANKS = {
   "text": 1,
   "memory": 1,
   "data": 1,
-  "io": 1,
   "rollout": 2,
   "attribution": 2,
   "reward": 2,
   "retention": 2,
   "rl": 3,
+  "io": 3,  # files are for the edge: what computes is handed models and never loads one
   "evaluation": 3,
   "view": 3,
   "config": 3,
