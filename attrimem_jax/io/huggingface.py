@@ -1,13 +1,15 @@
 """Hugging Face folders to parameters and back.
 
-One table names every tensor, and both directions use it. Reading is strict: a tensor that is missing, not used, of another
-shape or of a quantised type is an error that names it, because a model that loads with half of its weights random still
-talks. Writing gives a folder that transformers loads as the same model; `verify` proves it.
+One table names every tensor, and both directions use it. Reading is strict: a tensor that is missing, not used, of
+another shape or of a quantised type is an error that names it, because a model that loads with half of its weights
+random still talks. Writing gives a folder that transformers loads as the same model; `verify` proves it.
 """
 
 import dataclasses
+import functools
 import json
 import math
+import operator
 import pathlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -24,8 +26,8 @@ from attrimem_jax.nn.batching import pack
 from attrimem_jax.nn.config import DecoderConfig
 from attrimem_jax.text.tokenizer import Tokenizer
 
-# Our name → (the file's name, number of input axes of ours). A file keeps a matrix as [outputs, inputs] with the head axes
-# merged; 0 marks vectors, and the embedding, which a lookup reads as it is.
+# Our name → (the file's name, number of input axes of ours). A file keeps a matrix as [outputs, inputs] with the head
+# axes merged; 0 marks vectors, and the embedding, which a lookup reads as it is.
 TOP_KEYS = {"embed": ("model.embed_tokens.weight", 0), "norm": ("model.norm.weight", 0), "head": ("lm_head.weight", 1)}
 LAYER_KEYS = {
   "attention_norm": ("input_layernorm.weight", 0),
@@ -50,7 +52,7 @@ _SHARD_BYTES = 4 << 30
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-  """Where one tensor of a file lives in our parameters: path, layer (None outside of the stack), shapes on both sides."""
+  """Where a tensor of a file lives in our parameters: path, layer (None outside of the stack), shapes on both sides."""
 
   name: str
   path: tuple[str, ...]
@@ -73,9 +75,15 @@ class Slot:
     return np.ascontiguousarray(turned)
 
 
+@functools.cache
+def _shapes(config: DecoderConfig) -> decoder.Params:
+  """Our tree of shapes; tracing it takes a while, and every direction needs it."""
+  return decoder.abstract(config)
+
+
 def slots(config: DecoderConfig) -> Iterator[Slot]:
   """Every tensor that a file of this model holds, in the file's order."""
-  tree = decoder.abstract(config)
+  tree = _shapes(config)
   for key in ("embed", "norm", "head"):
     if key in tree:
       yield Slot(TOP_KEYS[key][0], (key,), None, TOP_KEYS[key][1], tree[key].shape)
@@ -93,7 +101,7 @@ def assemble(config: DecoderConfig, tensors: Mapping[str, Callable[[], np.ndarra
   """
   wanted = {slot.name: slot for slot in slots(config)}
   _require_names(wanted.keys(), tensors.keys(), config, source)
-  params = jax.tree.map(lambda leaf: np.empty(leaf.shape, np.float32), decoder.abstract(config))
+  params = jax.tree.map(lambda leaf: np.empty(leaf.shape, np.float32), _shapes(config))
   for slot in wanted.values():
     array = np.asarray(tensors[slot.name]())
     if array.shape != slot.file_shape:
@@ -162,7 +170,7 @@ def write(
   *,
   dtype: str = "float32",
 ) -> None:
-  """Writes weights, config.json, tokenizer, chat template and generation_config.json, each in place once it is complete.
+  """Writes weights, config.json, tokenizer and generation_config.json, each put in place once it is complete.
 
   Rows of the vocabulary beyond the model's own are padding and are cut: beyond `source_config["vocab_size"]` where the
   model came from a folder, beyond the tokenizer's vocabulary otherwise. A tied model gets no `lm_head`.
@@ -256,10 +264,8 @@ def _logit_difference(folder: str | pathlib.Path, config: DecoderConfig, params:
   return float(np.max(np.abs(ours - theirs)) / max(1.0, np.max(np.abs(theirs))))
 
 
-def _at(params: decoder.Params, path: tuple[str, ...]) -> np.ndarray:
-  for key in path:
-    params = params[key]
-  return params
+def _at(params: Any, path: tuple[str, ...]) -> Any:
+  return functools.reduce(operator.getitem, path, params)
 
 
 def _full_name(name: str) -> str:

@@ -1,6 +1,9 @@
 """A tokenizer of bytes only and tiny models of every family."""
 
+import functools
+
 import jax
+import numpy as np
 import pytest
 
 from attrimem_jax.nn import decoder
@@ -41,11 +44,15 @@ def tiny(family: str, **changes) -> DecoderConfig:
 
 def randomised(config: DecoderConfig, seed: int = 0) -> decoder.Params:
   """Parameters in which no norm is one and no bias is zero, so that a skipped tensor shows."""
-  params = decoder.init(config, jax.random.key(seed))
-  leaves, tree = jax.tree.flatten(params)
-  keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
-  noisy = [leaf + 0.1 * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys, strict=True)]
-  return jax.tree.unflatten(tree, noisy)
+  draw = np.random.default_rng(seed)
+  return jax.tree.map(
+    lambda leaf: draw.normal(0.0, 0.3, leaf.shape).astype(np.float32) + (len(leaf.shape) < 3), _shapes(config)
+  )
+
+
+@functools.cache
+def _shapes(config: DecoderConfig) -> decoder.Params:
+  return decoder.abstract(config)
 
 
 @pytest.fixture(params=["qwen3", "qwen3-untied", "qwen2", "llama-untied"])

@@ -78,7 +78,7 @@ def test_half_precision_is_stored_rounded_and_read_as_float32(
 ):
   config, params = qwen3
   huggingface.write(tmp_path, config, params, tokenizer, dtype=dtype)
-  expected = jax.tree.map(lambda a: a.astype(dtype).astype(jnp.float32), params)
+  expected = jax.tree.map(lambda a: a.astype(jnp.dtype(dtype)).astype(np.float32), params)
   assert equal(huggingface.read(tmp_path)[1], expected)
   assert json.loads((tmp_path / "config.json").read_text())["torch_dtype"] == dtype
   assert huggingface.verify(tmp_path, params).weights == 0
@@ -87,7 +87,7 @@ def test_half_precision_is_stored_rounded_and_read_as_float32(
 def test_vocabulary_padding_is_cut(tokenizer: Tokenizer, qwen3: Model, tmp_path: pathlib.Path):
   """Rows that only fill up the shards (259 to 264) must not reach a reader."""
   config, params = qwen3
-  padded = params | {"embed": jnp.pad(params["embed"], ((0, 5), (0, 0)))}
+  padded = params | {"embed": np.pad(params["embed"], ((0, 5), (0, 0)))}
   huggingface.write(tmp_path, dataclasses.replace(config, vocab_size=264), padded, tokenizer)
   again_config, again = huggingface.read(tmp_path)
   assert again_config == config
@@ -98,7 +98,7 @@ def test_rows_of_the_source_model_stay(tokenizer: Tokenizer, qwen3: Model, tmp_p
   """Qwen's own files have 151,936 rows for 151,669 ids; a fine-tuned model keeps that shape, and the other keys."""
   config, params = qwen3
   config = dataclasses.replace(config, vocab_size=264)
-  params = params | {"embed": jnp.pad(params["embed"], ((0, 5), (0, 0)))}
+  params = params | {"embed": np.pad(params["embed"], ((0, 5), (0, 0)))}
   source = config.to_hf() | {"initializer_range": 0.5, "quantization_config": {}, "dtype": "bfloat16"}
   huggingface.write(tmp_path, config, params, tokenizer, source)
   content = json.loads((tmp_path / "config.json").read_text())
@@ -138,7 +138,7 @@ def test_an_earlier_export_is_replaced_and_other_files_stay(
   (tmp_path / "README.md").write_text("mine")
   with monkeypatch.context() as patch:
     patch.setattr(huggingface, "_SHARD_BYTES", 20_000)
-    huggingface.write(tmp_path, config, jax.tree.map(jnp.zeros_like, params), tokenizer)
+    huggingface.write(tmp_path, config, jax.tree.map(np.zeros_like, params), tokenizer)
   huggingface.write(tmp_path, config, params, tokenizer)
   assert [path.name for path in huggingface.weight_files(tmp_path)] == ["model.safetensors"]
   assert equal(huggingface.read(tmp_path)[1], params)
