@@ -41,13 +41,12 @@ def _data() -> ConfigDict:
   data = ConfigDict()
   data.name = "synthetic"
   data.path = ""  # file of a benchmark; "" takes it from the environment variable ATTRIMEM_DATA
-  data.seed = 0  # of the synthetic world; the run's own seed leaves its histories as they are
   data.split = "train"
   data.seed = 0  # of the synthetic world: another one has other people
   data.holdout = 2  # benchmark conversations, counted from the end, that training never sees
   data.kinds = ()  # question kinds to keep; () keeps all
   # Sizes of a synthetic history, each drawn from (low, high): sessions, then facts and lines of chatter of one session.
-  data.synthetic = ConfigDict({"sessions": (2, 4), "facts": (2, 4), "chatter": (1, 3), "questions": (6, 10)})
+  data.synthetic = ConfigDict({"sessions": (2, 3), "facts": (2, 3), "chatter": (1, 2), "questions": (6, 8)})
   # How sloppy the oracle teacher is, as probabilities: it misses a fact, keeps chatter, blurs a number or name.
   data.teacher = ConfigDict({"miss": 0.0, "chatter": 0.0, "blur": 0.0})
   return data
@@ -156,7 +155,6 @@ def _eval() -> ConfigDict:
   evaluation.episodes = 32
   evaluation.questions = 0  # asked per history; 0 asks them all
   evaluation.split = "test"
-  evaluation.questions = 0  # per history; 0 asks them all
   evaluation.temperature = 0.0
   evaluation.bootstrap = 1000  # resamples
   evaluation.confidence = 0.95
@@ -170,7 +168,7 @@ def _sft() -> ConfigDict:
   # Shape of every batch: suffixes per prefix, and columns of prefix, prompt and completion; what is longer is left out.
   sft.widths = ConfigDict({"rows": 4, "prefix": 160, "prompt": 96, "completion": 32})
   sft.from_scratch = False  # random parameters of the shape below instead of those of the model
-  sft.tokenizer = "embedded:policy"  # whose vocabulary a model from scratch takes
+  sft.tokenizer = ""  # folder of the tokenizer that a model from scratch takes; "" is that of the shipped models
   sft.init = ConfigDict()
   sft.init.family = "qwen3"
   sft.init.width = 128

@@ -5,32 +5,40 @@ starts. The run directory (`--workdir`) then holds config.json, metrics.jsonl, T
 checkpoints and a report. The same command again goes on where the run stopped, with the same numbers as if it had not.
 """
 
+import importlib
 import pathlib
 import sys
 from collections.abc import Sequence
 
-from absl import app, flags
+from absl import app, flags, logging
 from ml_collections import config_flags
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Recipe, e.g. configs/grpo_token.py:smollm2.", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", "", "Run directory; by default runs/<recipe>[-<preset>].")
+
+JOBS = {
+  "train": ("grpo", "run_grpo"),
+  "sft": ("sft", "run_sft"),
+  "evaluate": ("evaluate", "run_evaluate"),
+  "export": ("export", "run_export"),
+}
 
 
 def main(argv: Sequence[str]) -> None:
   if len(argv) > 1:
     raise ValueError(f"unknown arguments {argv[1:]}: give options as --config.key=value")
   from attrimem_jax import validation  # imports JAX: only once the flags are parsed, so that --help is quick
-  from attrimem_jax.jobs import evaluate, export, grpo, sft
   from attrimem_jax.jobs.run import Run
 
-  jobs = {"train": grpo.run_grpo, "sft": sft.run_sft, "evaluate": evaluate.run_evaluate, "export": export.run_export}
+  logging.set_verbosity(logging.WARNING)
 
   config = _CONFIG.value
   if config is None:
     raise ValueError("no recipe given: add --config=configs/grpo_token.py")
   validation.validate(config)
   with Run(config, _WORKDIR.value or _default_workdir()) as run:
-    jobs[config.job](config, run)
+    job, function = JOBS[config.job]
+    getattr(importlib.import_module(f"attrimem_jax.jobs.{job}"), function)(config, run)
 
 
 def _default_workdir() -> str:

@@ -35,9 +35,14 @@ def get_config(preset: str = "") -> ConfigDict:
 def embedded(config: ConfigDict) -> None:
   config.train.steps = 40
   config.train.checkpoint_every = 10
-  config.optim.lr = 3e-4
-  config.rollout.horizon.sessions = 2
-  config.attribution.masks = ((0, 8), (10, 16), (20, 32))
+  config.optim.lr = 1e-3
+  config.rollout.group_size = 8
+  config.rollout.histories = 4
+  config.rollout.max_new_tokens = 32
+  config.answer.max_new_tokens = 16
+  config.attribution.masks = ((0, 8), (20, 16))
+  config.rl.kl = 0.02
+  config.eval.episodes = 64
 
 
 def smollm2(config: ConfigDict) -> None:

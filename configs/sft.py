@@ -28,21 +28,27 @@ def get_config(preset: str = "") -> ConfigDict:
 
 def policy(config: ConfigDict) -> None:
   _from_scratch(config)
-  config.data.teacher.miss = 0.3
+  config.data.teacher.miss = 0.4
   config.data.teacher.chatter = 0.3
   config.data.teacher.blur = 0.2
+  config.sft.widths = {"rows": 4, "prefix": 128, "prompt": 80, "completion": 32}
+  config.train.steps = 1500
 
 
 def answer(config: ConfigDict) -> None:
   _from_scratch(config)
   config.sft.task = "answer"
-  config.sft.tokenizer = "embedded:answer"
+  config.sft.widths = {"rows": 8, "prefix": 128, "prompt": 16, "completion": 12}
+  config.data.synthetic.questions = (8, 8)
+  config.train.steps = 3000
 
 
 def smollm2(config: ConfigDict) -> None:
   config.policy.model = "smollm2-135m-instruct"
   config.policy.prompts = "full"
   config.policy.max_prompt = 4096
+  config.sft.batch = 2
+  config.sft.widths = {"rows": 4, "prefix": 512, "prompt": 384, "completion": 96}
   config.optim.lr = 1e-5
   config.optim.schedule = "cosine"
   config.optim.warmup = 20
@@ -51,15 +57,18 @@ def smollm2(config: ConfigDict) -> None:
 
 def _from_scratch(config: ConfigDict) -> None:
   config.sft.from_scratch = True
-  config.sft.batch = 64
-  config.optim.lr = 2e-3
+  config.sft.batch = 16
+  config.sft.init.layers = 3
+  config.sft.init.hidden = 256
+  config.optim.lr = 3e-3
   config.optim.schedule = "cosine"
+  config.optim.final_fraction = 0.05
   config.optim.warmup = 100
   config.optim.b2 = 0.98
   config.optim.weight_decay = 0.01
-  config.train.steps = 4000
   config.train.log_every = 50
-  config.train.checkpoint_every = 500
+  config.train.checkpoint_every = 250
+  config.export.dtype = "bfloat16"
 
 
 PRESETS = {

@@ -1,18 +1,20 @@
 """LASSO for many small problems at once: which of S sources explain M measurements, with a proof of optimality.
 
-One problem is min over b, w of 1/(2M) sum_m (y_m - b - x_m . w)^2 + alpha sum_j factor_j |w_j|: the surrogate of ContextCite
-(arXiv 2409.00729, eq. 3) and AttriMem (arXiv 2607.21106, eq. 11), and scikit-learn's `Lasso` where every factor is 1.
+One problem is min over b, w of 1/(2M) sum_m (y_m - b - x_m . w)^2 + alpha sum_j factor_j |w_j|: the surrogate of
+ContextCite (arXiv 2409.00729, eq. 3) and AttriMem (arXiv 2607.21106, eq. 11), and scikit-learn's `Lasso` where every
+factor is 1.
 
-M is small (8 to 64 masks) and S large (thousands of tokens), so at most about M weights are not zero. Each outer step reads
-x once to find the sources that violate optimality, takes the worst of them beside those in use (the working set), and
-solves that small problem on its Gram matrix: sweeps of coordinate descent choose the support and the signs, Newton steps
-finish what coordinate descent would need thousands of sweeps for (M masks on M - 1 sources are ill-conditioned).
+M is small (8 to 64 masks) and S large (thousands of tokens), so at most about M weights are not zero. Each outer step
+reads x once to find the sources that violate optimality, takes the worst of them beside those in use (the working set),
+and solves that small problem on its Gram matrix: sweeps of coordinate descent choose the support and the signs, Newton
+steps finish what coordinate descent would need thousands of sweeps for (M masks on M - 1 sources are ill-conditioned).
 The penalty of the first steps is larger and shrinks geometrically, so that the support grows instead of overshooting.
 
 Precision. Everything is float32, yet alpha is often 1e-3 of the target's spread, where rounding alone would leave a
-certified gap near 1e-4. Two things keep it near 1e-7: columns are shifted by their first row (exact for masks, and a constant
-column becomes exactly 0), so that the residual can be summed in pairs of floats; and the dual point takes one Newton step
-more than the weights, because a feasible point must meet |x^T r| <= alpha to the last digit while weights need not.
+certified gap near 1e-4. Two things keep it near 1e-7: columns are shifted by their first row (exact for masks, and a
+constant column becomes exactly 0), so that the residual can be summed in pairs of floats; and the dual point takes one
+Newton step more than the weights, because a feasible point must meet |x^T r| / M <= alpha to the last digit while
+weights need not.
 """
 
 import dataclasses
@@ -52,7 +54,7 @@ class LassoFit(NamedTuple):
 
 
 class _Problem(NamedTuple):
-  """One problem with shifted columns and padding set to 0. `mean` f32[S] of the columns, `rows` the number of valid ones."""
+  """One problem with shifted columns and padding set to 0; `mean` f32[S] of the columns, `rows` counts the valid ones."""
 
   x: jax.Array
   y: jax.Array
@@ -148,7 +150,7 @@ def _outer(problem: _Problem, state: _State, size: int) -> _State:
 
 
 def _solve_set(working: _Set, gradient, weights, alpha):
-  """Minimises 1/2 w G w - q w + alpha sum factor |w| on the working set, from `weights` with gradient = q - G w, all [K]."""
+  """Minimises 1/2 w G w - q w + alpha sum factor |w| on the working set, all [K]; `gradient` is q - G w at `weights`."""
 
   def newton(carry):
     weights, gradient, _, count = carry
@@ -157,10 +159,11 @@ def _solve_set(working: _Set, gradient, weights, alpha):
   def sweep(carry):
     weights, gradient, _, count = carry
     weights, gradient = _coordinate_sweep(working, gradient, weights, alpha)
-    # Newton steps go on until one is not cut short by a change of sign. Stopping earlier makes the next sweep bring back
-    # what the last step has just removed, and progress crawls.
-    unfinished = lambda carry: ~carry[2] & (carry[3] < _NEWTONS)
-    weights, gradient, full, _ = jax.lax.while_loop(unfinished, newton, (weights, gradient, False, 0))
+    # Newton steps go on until one is not cut short by a change of sign. Stopping earlier makes the next sweep bring
+    # back what the last step has just removed, and progress crawls.
+    weights, gradient, full, _ = jax.lax.while_loop(
+      lambda carry: ~carry[2] & (carry[3] < _NEWTONS), newton, (weights, gradient, False, 0)
+    )
     violation = jnp.max(jnp.where(weights != 0, 0.0, jnp.abs(gradient) / working.factor))
     return weights, gradient, full & (violation <= alpha * (1 + 1e-6)), count + 1
 
@@ -170,7 +173,7 @@ def _solve_set(working: _Set, gradient, weights, alpha):
 
 
 def _coordinate_sweep(working: _Set, gradient, weights, alpha):
-  """Minimises over each weight in turn: w_j <- soft(g_j + G_jj w_j, alpha factor_j) / G_jj; a constant source stays 0."""
+  """Minimises over each weight in turn: w_j <- soft(g_j + G_jj w_j, alpha factor_j) / G_jj; constant sources stay 0."""
   diagonal = jnp.diagonal(working.gram)
 
   def update(j, carry):
@@ -193,7 +196,7 @@ def _newton_direction(working: _Set, gradient, weights, alpha):
 
 
 def _newton_step(working: _Set, gradient, weights, alpha):
-  """A Newton step, cut where the first weight reaches 0; says whether it was taken in full. It never raises the objective."""
+  """A Newton step, cut where the first weight reaches 0; says whether it was full. It never raises the objective."""
   direction = _newton_direction(working, gradient, weights, alpha)
   towards_zero = weights * direction < 0
   crossing = jnp.where(towards_zero, -weights / jnp.where(towards_zero, direction, 1.0), jnp.inf)
@@ -205,8 +208,8 @@ def _newton_step(working: _Set, gradient, weights, alpha):
 def _gap(problem: _Problem, weights, residual, dual_residual):
   """Duality gap over objective, at the dual point s r' / M with s <= 1 so chosen that |x^T r'| s / M <= alpha factor.
 
-  P - D = |r - s r'|^2 / (2M) + sum_j (alpha factor_j |w_j| - s w_j x_j^T r' / M): a sum of terms that are not negative, so
-  nothing cancels, whatever r' is.
+  P - D = |r - s r'|^2 / (2M) + sum_j (alpha factor_j |w_j| - s w_j x_j^T r' / M): a sum of terms that are not negative,
+  so nothing cancels, whatever r' is.
   """
   correlation = _matmul(dual_residual, problem.x) / problem.rows
   largest = jnp.max(jnp.abs(correlation) / problem.factor)
@@ -219,7 +222,7 @@ def _gap(problem: _Problem, weights, residual, dual_residual):
 
 
 def _residual(problem: _Problem, columns, weights):
-  """Centred y - columns . weights, f32[M], summed in pairs of floats: exact to its own last digit for columns of 0 and ±1."""
+  """Centred y - columns . weights, f32[M], in pairs of floats: exact to its own last digit for columns of 0 and ±1."""
 
   def subtract(carry, term):
     high, low = carry
@@ -232,10 +235,13 @@ def _residual(problem: _Problem, columns, weights):
 
 def _centre(problem: _Problem, high, low):
   """Subtracts the mean over valid rows from high + low; a second pass removes what rounding left of it."""
-  mean = lambda values: jnp.sum(jnp.where(problem.row_mask, values, 0.0)) / problem.rows
-  high, error = _two_sum(high, -mean(high))
+  high, error = _two_sum(high, -_mean(problem, high))
   values = high + (error + low)
-  return jnp.where(problem.row_mask, values - mean(values), 0.0)
+  return jnp.where(problem.row_mask, values - _mean(problem, values), 0.0)
+
+
+def _mean(problem: _Problem, values):
+  return jnp.sum(jnp.where(problem.row_mask, values, 0.0)) / problem.rows
 
 
 def _two_sum(a, b):
@@ -253,9 +259,11 @@ class Penalty(enum.StrEnum):
   """How `alpha` becomes the penalty of one problem.
 
   RAW: as it stands, on raw weights and targets (AttriMem, eq. 11).
-  CONTEXT_CITE: columns standardised and the target divided by the answer's length L (ContextCite's code). On raw weights this
-    is alpha L s_j with s_j the column's standard deviation: it grows with L, and true effects vanish on long answers.
-  RELATIVE: a fraction of the smallest alpha at which every weight is 0, so that it means the same at every length and scale.
+  CONTEXT_CITE: columns standardised and the target divided by the answer's length L (ContextCite's code). On raw
+    weights this is alpha L s_j with s_j the column's standard deviation: it grows with L, and true effects vanish on
+    long answers.
+  RELATIVE: a fraction of the smallest alpha at which every weight is 0, so that it means the same at every length and
+    scale.
   """
 
   RAW = "raw"
@@ -308,7 +316,8 @@ def fit(
 ) -> list[Fit]:
   """Solves problems of any shapes, in order.
 
-  Rows are padded to 8, 16, 32, ..., sources to 128, 512, 2048, ... and batches to 16 or 256, so compilations are bounded.
+  Rows are padded to 8, 16, 32, ..., sources to 128, 512, 2048, ... and batches to 16 or 256, so compilations are
+  bounded.
 
   Raises:
     ValueError: alpha is not positive; a problem without rows, with targets that are not finite or of another length.
@@ -333,7 +342,7 @@ def _check(problems: Sequence[Problem], alpha: float) -> None:
   for i, problem in enumerate(problems):
     if problem.x.ndim != 2 or problem.y.shape != problem.x.shape[:1] or not len(problem.y):
       raise ValueError(
-        f"LASSO problem {i}: x has shape {problem.x.shape} and y {problem.y.shape}; expected [M, S] and [M] with M >= 1."
+        f"LASSO problem {i}: x has shape {problem.x.shape}, y {problem.y.shape}; expected [M, S] and [M] with M >= 1."
       )
     if not np.all(np.isfinite(problem.y)):
       raise ValueError(

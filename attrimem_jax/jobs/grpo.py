@@ -9,9 +9,7 @@ Symbols of the paper: ŷ is `Answer.completion`, φ_j `Attribution.weights`, r_{
 metrics) and anything the paper keeps to itself (its prompts, retriever, λ).
 """
 
-import contextlib
 import functools
-import time
 from collections.abc import Iterator, Sequence
 
 import jax
@@ -23,6 +21,7 @@ from attrimem_jax.attribution.ablations import masks_at
 from attrimem_jax.attribution.attribute import Attribution, Problem, fit, measure
 from attrimem_jax.attribution.credit import Unit
 from attrimem_jax.evaluation.runner import Evaluated, evaluate, memory_metrics, summarise
+from attrimem_jax.io.clock import Clock
 from attrimem_jax.io.models import LanguageModel
 from attrimem_jax.jobs import setup
 from attrimem_jax.jobs.run import Run
@@ -37,6 +36,7 @@ from attrimem_jax.rl.loss import LossSettings
 from attrimem_jax.rl.update import check_first_step, make_update
 from attrimem_jax.rollout.answering import Answer, ask
 from attrimem_jax.rollout.writing import write
+from attrimem_jax.view.report import write_report
 
 
 def run_grpo(config: ConfigDict, run: Run) -> None:
@@ -142,8 +142,6 @@ class Trainer:
 
   def conclude(self) -> None:
     """Prints how accuracy and reward moved, and leaves the report."""
-    from attrimem_jax.view.report import write_report
-
     path = write_report(self.run.workdir)
     print(f"report: {path}", flush=True)
 
@@ -293,16 +291,3 @@ def _call_row(valued: Valued, tokenizer) -> dict:
     "outcome": float(valued.outcome),
     "advantages": [float(x) for x in valued.advantages],
   }
-
-
-class Clock:
-  """Seconds of each phase of a step, as metrics `time/<phase>`."""
-
-  def __init__(self) -> None:
-    self.times: dict[str, float] = {}
-
-  @contextlib.contextmanager
-  def __call__(self, phase: str) -> Iterator[None]:
-    start = time.monotonic()
-    yield
-    self.times[f"time/{phase}"] = time.monotonic() - start

@@ -4,6 +4,7 @@ Batch n is a function of the seed and n. Batches are made on a thread of their o
 """
 
 import functools
+import importlib.resources
 import itertools
 import pathlib
 from collections.abc import Callable, Iterator
@@ -36,7 +37,7 @@ def starting_model(config: ConfigDict) -> LanguageModel:
   """The model to train: loaded, or random of the shape `sft.init` with the vocabulary of `sft.tokenizer`."""
   if not config.sft.from_scratch:
     return models.load(config.policy.model if config.sft.task == "policy" else config.answer.model)
-  tokenizer = Tokenizer.load(models.resolve_tokenizer(config.sft.tokenizer))
+  tokenizer = Tokenizer.load(config.sft.tokenizer or importlib.resources.files("attrimem_jax") / "assets" / "tokenizer")
   shape = DecoderConfig(vocab_size=tokenizer.vocab_size, **config.sft.init.to_dict())
   return LanguageModel("from scratch", shape, decoder.init(shape, jax.random.key(config.seed)), tokenizer)
 

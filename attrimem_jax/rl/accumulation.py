@@ -1,6 +1,7 @@
 """Gradients of a batch that is too large for one pass, summed over micro-batches.
 
-The loss of a micro-batch is a *sum* whose weights were computed over the whole batch beforehand. So the split changes nothing
+The loss of a micro-batch is a *sum* whose weights were computed over the whole batch beforehand. So the split changes
+nothing
 but the memory it takes: a mean per micro-batch would depend on how the batch happens to be cut.
 """
 

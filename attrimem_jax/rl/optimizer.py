@@ -1,8 +1,8 @@
 """The optimiser and the state that it moves.
 
-Weights and moments are float32 always: Adam at a learning rate of 1e-6 on bfloat16 weights changes nothing at all, since a
-step is smaller than half the distance between two neighbouring bfloat16 numbers. Compute may be narrower; that is the
-decoder's business.
+Weights and moments are float32 always: Adam at a learning rate of 1e-6 on bfloat16 weights changes nothing at all,
+since a step is smaller than half the distance between two neighbouring bfloat16 numbers. Compute may be narrower;
+that is the decoder's business.
 """
 
 import dataclasses
@@ -102,10 +102,10 @@ def make_optimizer(settings: OptimizerSettings) -> optax.GradientTransformation:
 
 def _decayed(params: Params) -> Params:
   # By name: layers are stacked, so a norm's scale has two axes and cannot be told from a matrix by its rank.
-  def spared(path: tuple) -> bool:
-    return str(getattr(path[-1], "key", path[-1])).endswith(("norm", "bias"))
+  def decayed(path: tuple, _: jax.Array) -> bool:
+    return not jax.tree_util.keystr(path, simple=True, separator="/").endswith(("norm", "bias"))
 
-  return jax.tree_util.tree_map_with_path(lambda path, _: not spared(path), params)
+  return jax.tree_util.tree_map_with_path(decayed, params)
 
 
 def init_state(optimizer: optax.GradientTransformation, params: Params) -> TrainState:
@@ -136,8 +136,9 @@ def apply_gradients(
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """One optimiser step; skipped, and counted, where no token had a loss or the gradient is not finite.
 
-  A skipped step keeps weights and moments as they were (Adam would otherwise move on its momentum alone). `update_norm` is
-  the norm of what the stored weights really changed by, so rounding that swallows an update shows as 0.
+  A skipped step keeps weights and moments as they were (Adam would otherwise move on its momentum alone).
+  `update_norm` is the norm of what the stored weights really changed by, so rounding that swallows an update shows as
+  0.
 
   Args:
     optimizer: made by `make_optimizer`.

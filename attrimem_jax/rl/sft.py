@@ -1,7 +1,7 @@
 """Supervised warm start: one compiled update on the shared-prefix layout of the GRPO update.
 
-Only completion tokens carry a loss, the stop token among them (a policy that never trains on its stop token never learns to
-stop). The mean runs over all tokens of the whole batch, so neither micro-batches nor devices change it.
+Only completion tokens carry a loss, the stop token among them (a policy that never trains on its stop token never
+learns to stop). The mean runs over all tokens of the whole batch, so neither micro-batches nor devices change it.
 """
 
 import functools
@@ -41,8 +41,8 @@ def make_sft_update(
   Args:
     config: shape of the network.
     optimizer: made by `optimizer.make_optimizer`.
-    logprobs: `(params, shared, count) -> (logp, entropy)`, float32[P, n, count]. By default the decoder's own in float32;
-      pass `functools.partial(decoder.token_logprobs, config, dtype=..., remat=True)` for a large model.
+    logprobs: `(params, shared, count) -> (logp, entropy)`, float32[P, n, count]. By default the decoder's own in
+      float32; pass `functools.partial(decoder.token_logprobs, config, dtype=..., remat=True)` for a large model.
 
   Returns:
     The update. Its metrics: `loss` (mean negative log-likelihood of a token, nats), `entropy`, `tokens`, `grad_norm`,

@@ -1,0 +1,18 @@
+"""How long the phases of a step take."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+
+class Clock:
+  """Seconds of each phase, as metrics `time/<phase>`:  `with clock("write"): …`, then `clock.times`."""
+
+  def __init__(self) -> None:
+    self.times: dict[str, float] = {}
+
+  @contextlib.contextmanager
+  def __call__(self, phase: str) -> Iterator[None]:
+    start = time.monotonic()
+    yield
+    self.times[f"time/{phase}"] = time.monotonic() - start
