@@ -2,7 +2,7 @@
 
 A step counts once all its items have been committed, so a run killed while it saves goes on from the step before. A
 restore compares the saved tree with the wanted one leaf by leaf, because a leaf that quietly keeps its initial value
-(Adam's moments, say) is a fault that no error would ever show. Shardings come from the wanted tree, never from the saved.
+(Adam's moments, say) is a fault that no error would ever show. Shardings come from the wanted tree, never from disk.
 """
 
 import logging
