@@ -40,7 +40,7 @@ def answer(config: ConfigDict) -> None:
   config.sft.task = "answer"
   config.sft.widths = {"rows": 8, "prefix": 128, "prompt": 16, "completion": 12}
   config.data.synthetic.questions = (8, 8)
-  config.train.steps = 3000
+  config.train.steps = 2400
 
 
 def smollm2(config: ConfigDict) -> None:

@@ -1,1 +1,1 @@
-"""Which tokens of memory an answer leaned on, and how far that can be believed; nothing here samples, retrieves or trains."""
+"""Which tokens of memory an answer leaned on, and how far to believe it; nothing here samples, retrieves or trains."""

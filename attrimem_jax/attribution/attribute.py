@@ -12,6 +12,7 @@ import numpy as np
 
 from attrimem_jax.attribution import lasso
 from attrimem_jax.attribution.ablations import ablate, draw
+from attrimem_jax.attribution.faithfulness import Faithfulness, lds, r2, without_top
 from attrimem_jax.attribution.scoring import answer_logprobs, target
 from attrimem_jax.memory.context import Source
 
@@ -74,14 +75,33 @@ def measure(
   step: int = 16,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
   """Draws the masks of every problem and scores its answer under each: (masks bool [M, S], logp float32 [M]) lists."""
-  drawn = [
-    draw(np.random.default_rng(np.random.SeedSequence(p.seed)), masks, len(p.sources), keep, antithetic)
-    for p in problems
-  ]
-  prompts = [row for p, v in zip(problems, drawn, strict=True) for row in ablate(p.prompt, p.source, v)]
-  answers = [p.answer for p in problems for _ in range(masks)]
+  _check(problems)
+  drawn = [draw(_rng(p), masks, len(p.sources), keep, antithetic) for p in problems]
+  return drawn, _scores(model, prefix, problems, drawn, dtype, step)
+
+
+def _rng(problem: Problem, purpose: int = 0) -> np.random.Generator:
+  """Masks to fit and masks to judge by come from different `purpose`s, so one never repeats the other."""
+  return np.random.default_rng(np.random.SeedSequence(problem.seed, spawn_key=(purpose,)))
+
+
+def _scores(model, prefix, problems: Sequence[Problem], masks: Sequence[np.ndarray], dtype, step) -> list[np.ndarray]:
+  """Log-probability of every problem's answer under each of its masks, all scored together: float32 [M] lists."""
+  prompts = [row for p, v in zip(problems, masks, strict=True) for row in ablate(p.prompt, p.source, v)]
+  answers = [p.answer for p, v in zip(problems, masks, strict=True) for _ in v]
   scores = answer_logprobs(model, prefix, prompts, answers, dtype=dtype, step=step)
-  return drawn, list(scores.reshape(len(problems), masks))
+  return np.split(scores, np.cumsum([len(v) for v in masks])[:-1])
+
+
+def _check(problems: Sequence[Problem]) -> None:
+  for i, p in enumerate(problems):
+    if len(p.prompt) != len(p.source):
+      raise ValueError(f"problem {i}: {len(p.prompt)} ids of the prompt but {len(p.source)} entries in `source`")
+    if len(p.source) and not -1 <= p.source.min() <= p.source.max() < len(p.sources):
+      raise ValueError(
+        f"problem {i}: `source` runs from {p.source.min()} to {p.source.max()}; with {len(p.sources)} sources it must "
+        f"stay in -1 .. {len(p.sources) - 1}"
+      )
 
 
 def fit(
@@ -100,3 +120,32 @@ def fit(
     Attribution(p, f.weights, f.intercept, f.gap, v, logp, y)
     for p, f, v, logp, y in zip(problems, fits, masks, scores, targets, strict=True)
   ]
+
+
+def judge(
+  model,
+  prefix: Sequence[int],
+  attributions: Sequence[Attribution],
+  masks: int = 16,
+  *,
+  top: Sequence[int] = (1, 4, 16),
+  keep: float = 0.5,
+  dtype: str = "float32",
+  step: int = 16,
+) -> list[Faithfulness]:
+  """Judges attributions by `masks` fresh masks each, and by removing the `top` sources; 1 + masks + len(top) scores each."""
+  problems = [a.problem for a in attributions]
+  held_out = [draw(_rng(p, 1), masks, len(p.sources), keep) for p in problems]
+  rows = [
+    np.concatenate([v, np.ones((1, v.shape[1]), bool), without_top(a.weights, top)])
+    for a, v in zip(attributions, held_out, strict=True)
+  ]
+  scores = _scores(model, prefix, problems, rows, dtype, step)
+  return [_judged(a, v, logp, top) for a, v, logp in zip(attributions, held_out, scores, strict=True)]
+
+
+def _judged(attribution: Attribution, held_out: np.ndarray, logp: np.ndarray, top: Sequence[int]) -> Faithfulness:
+  count = len(held_out)
+  predicted, actual = attribution.predict(held_out), target(logp[:count])
+  drops = {k: float(logp[count] - without) for k, without in zip(top, logp[count + 1 :], strict=True)}
+  return Faithfulness(lds(predicted, actual), r2(predicted, actual), drops, count)

@@ -45,13 +45,13 @@ def assign(
     attributions: of any number of questions about any of the rollouts.
     questions: how many questions were asked about each (history, rollout).
 
-  Raises:
-    KeyError: a source belongs to no call of `lengths`; IndexError: to no position of it. Both are programmer errors.
+  A source that belongs to no call of `lengths`, or to no position of it, is a programmer error (KeyError, assert).
   """
   credit = {key: Credit(np.zeros(n), np.zeros(n, bool)) for key, n in lengths.items()}
   for attribution in attributions:
     for source, weight in zip(attribution.problem.sources, attribution.weights, strict=True):
       call = credit[source.owner]
+      assert 0 <= source.position < len(call.rewards), f"{source} lies outside of {len(call.rewards)} tokens"
       call.rewards[source.position] += weight / questions[source.owner.history, source.owner.rollout]
       call.is_source[source.position] = True
   return credit

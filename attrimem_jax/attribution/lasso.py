@@ -54,7 +54,7 @@ class LassoFit(NamedTuple):
 
 
 class _Problem(NamedTuple):
-  """One problem with shifted columns and padding set to 0; `mean` f32[S] of the columns, `rows` counts the valid ones."""
+  """One problem with shifted columns and padding set to 0. `mean` f32[S] of the columns; `rows` counts valid ones."""
 
   x: jax.Array
   y: jax.Array
@@ -150,7 +150,7 @@ def _outer(problem: _Problem, state: _State, size: int) -> _State:
 
 
 def _solve_set(working: _Set, gradient, weights, alpha):
-  """Minimises 1/2 w G w - q w + alpha sum factor |w| on the working set, all [K]; `gradient` is q - G w at `weights`."""
+  """Minimises 1/2 w G w - q w + alpha sum factor |w| on the working set; `gradient` f32[K] is q - G w at `weights`."""
 
   def newton(carry):
     weights, gradient, _, count = carry
@@ -306,7 +306,7 @@ def penalise(penalty: Penalty, alpha: float, problem: Problem) -> tuple[float, n
     return alpha, ones
   if penalty is Penalty.RELATIVE:
     # A constant target has largest_alpha 0; any positive penalty then gives the same zeros.
-    return max(alpha * largest_alpha(problem.x, problem.y), np.finfo(np.float32).tiny), ones
+    return max(alpha * largest_alpha(problem.x, problem.y), float(np.finfo(np.float32).tiny)), ones
   spread = problem.x.astype(np.float32).std(axis=0)
   return alpha * problem.length, np.where(spread > 0, spread, 1.0).astype(np.float32)
 
@@ -323,7 +323,7 @@ def fit(
     ValueError: alpha is not positive; a problem without rows, with targets that are not finite or of another length.
   """
   _check(problems, alpha)
-  fits: list[Fit | None] = [None] * len(problems)
+  fits: dict[int, Fit] = {}
   shapes = [(_bucket(len(problem.y), 8, 2), _bucket(problem.x.shape[1], 128, 4)) for problem in problems]
   for shape in sorted(set(shapes)):
     members = [i for i, other in enumerate(shapes) if other == shape]
@@ -331,9 +331,8 @@ def fit(
       size = _batch_size(len(members))
       part, members = members[:size], members[size:]
       solved = _fit_padded([problems[i] for i in part], shape, size, penalty, alpha, tolerance)
-      for i, one in zip(part, solved, strict=True):
-        fits[i] = one
-  return fits
+      fits.update(zip(part, solved, strict=True))
+  return [fits[i] for i in range(len(problems))]
 
 
 def _check(problems: Sequence[Problem], alpha: float) -> None:

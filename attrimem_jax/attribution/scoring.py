@@ -1,11 +1,11 @@
 """Teacher-forced scores of fixed answers after many prompts, and the regression target made of them.
 
 Scoring is exact: every prompt is read as it stands, on the shared-prefix layout with the header of the answer prompt as
-the prefix. Rows are sorted by width and cut into batches of few shapes, so that a run compiles few programs.
+the one prefix. Rows are put into batches of like width and of few sizes, so that a run compiles few programs.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from attrimem_jax.nn import decoder
 from attrimem_jax.nn.batching import Ids, bucket, pack
 
 _LEAST = -1e-6  # log-probabilities are capped here: the logit of probability 1 is infinite
+_FEW = 32  # rows that are not worth a batch of their own
 
 
 def answer_logprobs(
@@ -33,8 +34,9 @@ def answer_logprobs(
     model: `io.models.LanguageModel`.
     prefix: ids that precede every prompt.
     prompts: one per row, not empty.
-    answers: one per row, not empty; its stop token counts if it is there.
-    dtype: of the computation.
+    answers: one per row, not empty. All of its ids count: an answer that ends with its stop token is scored as a whole
+      answer, one without it as the beginning of any.
+    dtype: of the computation; the log-probabilities are float32 in any case.
     token_budget: most padded tokens of one batch.
     step: granularity of padded widths.
 
@@ -46,24 +48,51 @@ def answer_logprobs(
   """
   _check(model, prefix, prompts, answers)
   scores = np.zeros(len(prompts), np.float32)
-  shapes: dict[tuple[int, int], list[int]] = {}
-  for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-    shapes.setdefault((bucket(len(prompt), step), bucket(len(answer), 8)), []).append(i)
-  for (prompt_width, answer_width), members in sorted(shapes.items()):
-    most = max(8, token_budget // (prompt_width + answer_width) // 8 * 8)
-    for at in range(0, len(members), most):
-      part = members[at : at + most]
-      shared = pack(
-        [prefix],
-        [[(prompts[i], answers[i]) for i in part]],
-        prefix_width=bucket(len(prefix), step),
-        prompt_width=prompt_width,
-        completion_width=answer_width,
-        rows=most if len(members) > most else bucket(len(part), 8),
-      )
-      rows = _score(model.config, answer_width, jnp.dtype(dtype).name, model.params, shared)
-      scores[part] = np.asarray(rows)[: len(part)]
+  widths = [
+    (bucket(len(answer), 8), bucket(len(prompt), step)) for prompt, answer in zip(prompts, answers, strict=True)
+  ]
+  for (answer_width, prompt_width), rows, part in _batches(widths, token_budget):
+    shared = pack(
+      [prefix],
+      [[(prompts[i], answers[i]) for i in part]],
+      prefix_width=bucket(len(prefix), step),
+      prompt_width=prompt_width,
+      completion_width=answer_width,
+      rows=rows,
+    )
+    scored = _score(model.config, answer_width, jnp.dtype(dtype).name, model.params, shared)
+    scores[part] = np.asarray(scored)[: len(part)]
   return scores
+
+
+def _batches(widths: Sequence[tuple[int, int]], token_budget: int) -> Iterator[tuple[tuple[int, int], int, list[int]]]:
+  """Cuts rows into batches: ((answer width, prompt width), rows of the batch, indices of the rows that fill it).
+
+  A batch has 8, 32, 128, ... rows. What is too few for a full batch of 32 moves up to the next width, where padding it
+  costs less than a program of its own; only the widest batch has empty rows.
+  """
+  answer_widths = sorted({answer_width for answer_width, _ in widths})
+  waiting: list[int] = []
+  for answer_width in answer_widths:
+    # Rows left over from narrower answers queue again by the width of their prompts.
+    queue = waiting + [i for i, width in enumerate(widths) if width[0] == answer_width]
+    prompt_widths = sorted({widths[i][1] for i in queue})
+    waiting = []
+    for prompt_width in prompt_widths:
+      waiting += [i for i in queue if widths[i][1] == prompt_width]
+      last = (answer_width, prompt_width) == (answer_widths[-1], prompt_widths[-1])
+      while waiting and (last or len(waiting) >= _FEW):
+        rows = _rows(len(waiting), token_budget // (answer_width + prompt_width))
+        yield (answer_width, prompt_width), rows, waiting[:rows]
+        waiting = waiting[rows:]
+
+
+def _rows(count: int, most: int) -> int:
+  """The largest of 8, 32, 128, ... that `count` rows fill and `most` allows; never less than 8, filled or not."""
+  rows = 8
+  while rows * 4 <= min(count, most):
+    rows *= 4
+  return rows
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -76,17 +105,16 @@ def _check(model, prefix, prompts, answers) -> None:
   for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
     if len(prompt) == 0 or len(answer) == 0:
       raise ValueError(f"row {i} has an empty {'prompt' if len(prompt) == 0 else 'answer'}: nothing can be scored")
-    total = len(prefix) + len(prompt) + len(answer)
-    if total > model.config.max_positions:
-      raise ValueError(
-        f"row {i} has {total} tokens, {model.name} reads {model.config.max_positions}: shorten the context or the answer"
-      )
+    total, limit = len(prefix) + len(prompt) + len(answer), model.config.max_positions
+    if total > limit:
+      raise ValueError(f"row {i} has {total} tokens, {model.name} reads {limit}: shorten the context or the answer")
 
 
 def target(logp: np.ndarray) -> np.ndarray:
-  """The regression target g = log f - log(1 - f) of f = exp(logp), float64, finite for every logp <= 0.
+  """The regression target g = log f - log(1 - f) of f = exp(logp), float64, finite for every finite logp.
 
-  Computed as l - log(-expm1(l)) near 0 and l - log1p(-exp(l)) elsewhere, with l capped at -1e-6 (AttriMem eq. 10).
+  Computed as l - log(-expm1(l)) near 0 and l - log1p(-exp(l)) elsewhere, with l capped at -1e-6, so that g <= 13.8
+  (AttriMem eq. 10).
   """
   capped = np.minimum(np.asarray(logp, np.float64), _LEAST)
   near = capped > -np.log(2)

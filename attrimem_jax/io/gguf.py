@@ -59,12 +59,20 @@ def read(file: str | pathlib.Path) -> tuple[DecoderConfig, decoder.Params, Token
   Raises:
     ValueError: the file is no GGUF, or its architecture, quantisation or tokenizer is not supported.
   """
-  reader = _open(file)
-  fields = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
-  tensors = {tensor.name: tensor for tensor in reader.tensors}
+  fields, tensors = _open(file)
   config = config_of(fields, tensors, str(file))
   thunks = {_name(name, str(file)): _thunk(tensor, config, str(file)) for name, tensor in tensors.items()}
   return config, huggingface.assemble(config, thunks, str(file)), tokenizer_of(fields, str(file))
+
+
+def read_config(file: str | pathlib.Path) -> DecoderConfig:
+  """The sizes alone, without the weights."""
+  return config_of(*_open(file), str(file))
+
+
+def read_tokenizer(file: str | pathlib.Path) -> Tokenizer:
+  """The tokenizer alone, without the weights."""
+  return tokenizer_of(_open(file)[0], str(file))
 
 
 def config_of(fields: Mapping[str, Any], tensors: Mapping[str, Any], source: str) -> DecoderConfig:
@@ -152,7 +160,8 @@ def _settings(fields: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
   return settings | {"chat_template": fields.get("tokenizer.chat_template")}
 
 
-def _open(file: str | pathlib.Path) -> Any:
+def _open(file: str | pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
+  """The metadata and the tensors, by name."""
   try:
     import gguf
   except ImportError:
@@ -160,9 +169,11 @@ def _open(file: str | pathlib.Path) -> Any:
   if not pathlib.Path(file).is_file():
     raise ValueError(f"no GGUF file at {file}; check the path")
   try:
-    return gguf.GGUFReader(file)
+    reader = gguf.GGUFReader(file)
   except (ValueError, IndexError, KeyError) as error:
     raise ValueError(f"{file} is not a whole GGUF file ({error}); download it again") from None
+  fields = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
+  return fields, {tensor.name: tensor for tensor in reader.tensors}
 
 
 def _name(name: str, source: str) -> str:

@@ -6,6 +6,7 @@ computed over the whole batch before the first micro-batch, so a split changes n
 come from the host (`advantages`).
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -106,7 +107,7 @@ def _weighted(batch: Batch, settings: LossSettings) -> tuple[tuple[Batch, jax.Ar
   if batch.loss_mask.ndim == 3:
     batch = jax.tree.map(lambda leaf: leaf[None], batch)
   mask = batch.loss_mask.astype(bool) & batch.shared.suffix_mask[..., -batch.loss_mask.shape[-1] :]
-  batch = batch.replace(loss_mask=mask)
+  batch = dataclasses.replace(batch, loss_mask=mask)
   weights = token_weights(mask, settings.normalisation, settings.constant_length)
   return (batch, weights, token_weights(mask, "token")), jnp.sum(mask, dtype=jnp.float32)
 
