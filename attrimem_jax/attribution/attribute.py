@@ -133,7 +133,7 @@ def judge(
   dtype: str = "float32",
   step: int = 16,
 ) -> list[Faithfulness]:
-  """Judges attributions by `masks` fresh masks each, and by removing the `top` sources; 1 + masks + len(top) scores each."""
+  """Judges each attribution by `masks` fresh masks, and by what is lost when its k strongest sources go, for k in `top`."""
   problems = [a.problem for a in attributions]
   held_out = [draw(_rng(p, 1), masks, len(p.sources), keep) for p in problems]
   rows = [
