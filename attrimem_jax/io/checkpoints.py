@@ -86,7 +86,7 @@ class Checkpoints:
     """
     params = self._read(step, "params", _nested(state.params))
     opt = self._read(step, "opt", _optimizer_item(state))
-    return state.replace(  # type: ignore[attr-defined, no-any-return]
+    return type(state)(
       params=_like(state.params, params), opt_state=_like(state.opt_state, opt.get("state", {})), step=opt["step"]
     )
 
