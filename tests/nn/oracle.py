@@ -1,4 +1,4 @@
-"""A decoder in plain NumPy float64: one sequence at a time, no padding, no cache, no sharing. And weights to test with."""
+"""A decoder in plain NumPy float64: one sequence at a time, neither padding nor cache. And weights to test with."""
 
 import jax
 import numpy as np

@@ -1,0 +1,176 @@
+"""Sampling: what is drawn, with which probability, and that neither batch nor shape has a say in it."""
+
+import functools
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from attrimem_jax.nn import decoder
+from attrimem_jax.nn.batching import pack
+from attrimem_jax.nn.config import DecoderConfig
+from attrimem_jax.rollout.sampling import Completion, Sampling, _generate, complete
+from attrimem_jax.types import Finish
+from tests.nn import oracle
+
+STOP = (3, 17, 28, 40)
+CONFIG = DecoderConfig(53, 16, 2, 4, 2, 6, 24, rope_theta=1e4, max_positions=128)
+PREFIXES = ([5, 9, 0, 31], [7])
+PROMPTS = ([[3, 8], [11], [2, 2, 50]], [[2, 0, 50, 13, 4]])
+
+
+def model_of(config: DecoderConfig, stop: tuple[int, ...] = STOP, seed: int = 0, scale: float = 1.0):
+  params = jax.tree.map(lambda a: a * np.float32(scale), oracle.draw(config, seed))
+  return types.SimpleNamespace(
+    name="tiny", config=config, params=params, tokenizer=types.SimpleNamespace(stop_ids=stop)
+  )
+
+
+@pytest.fixture(scope="module")
+def model():
+  """Flat enough that every draw is a choice."""
+  return model_of(CONFIG, scale=0.6)
+
+
+def keys_of(rows: int, seed: int = 0) -> np.ndarray:
+  return np.random.default_rng(seed).integers(2**32, size=(len(PREFIXES), rows, 2), dtype=np.uint32)
+
+
+def sample(model, sampling: Sampling, keys: np.ndarray | None = None, **options) -> list[list[Completion]]:
+  keys = keys_of(3) if keys is None else keys
+  return complete(model, PREFIXES, PROMPTS, keys, sampling, rows=3, step=8, **options)
+
+
+def rows_of(sampled: list[list[Completion]]) -> list[tuple[list[int], Completion]]:
+  """(prefix and prompt, completion) of each row."""
+  return [
+    ([*PREFIXES[p], *PROMPTS[p][i]], completion)
+    for p, group in enumerate(sampled)
+    for i, completion in enumerate(group)
+  ]
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_log_probabilities_are_those_of_the_trainer_and_of_a_plain_decoder(model, temperature):
+  sampled = sample(model, Sampling(8, temperature))
+  batch = pack(
+    PREFIXES,
+    [[(p, c.ids) for p, c in zip(*pair, strict=True)] for pair in zip(PROMPTS, sampled, strict=True)],
+    completion_width=8,
+    step=8,
+  )
+  trained = jax.jit(functools.partial(decoder.token_logprobs, CONFIG, count=8))
+  logp = trained(model.params, batch, temperature=temperature)[0]
+  for p, group in enumerate(sampled):
+    for i, completion in enumerate(group):
+      np.testing.assert_allclose(completion.logps, logp[p, i, : len(completion.ids)], atol=1e-5)
+  for before, completion in rows_of(sampled):
+    plain = oracle.logprobs(CONFIG, model.params, before, completion.ids, temperature)
+    np.testing.assert_allclose(completion.logps, plain, atol=1e-5)
+
+
+def test_temperature_zero_takes_the_likeliest(model):
+  for before, completion in rows_of(sample(model, Sampling(8, 0.0))):
+    ids = [*before, *completion.ids]
+    z = oracle.logits(CONFIG, model.params, ids)[len(before) - 1 : -1]
+    np.testing.assert_array_equal(completion.ids, z.argmax(-1))
+    np.testing.assert_allclose(completion.logps, oracle.log_softmax(z).max(-1), atol=1e-5)
+  first, second = (sample(model, Sampling(8, 0.0), keys_of(3, seed)) for seed in (1, 2))
+  assert all(np.array_equal(a.ids, b.ids) for (_, a), (_, b) in zip(rows_of(first), rows_of(second), strict=True))
+
+
+def test_a_rows_draw_does_not_depend_on_its_batch(model):
+  keys = keys_of(3)
+  together = sample(model, Sampling(8), keys)
+  (alone,) = complete(model, PREFIXES[:1], [PROMPTS[0][2:]], keys[:1, 2:], Sampling(8), step=16)
+  np.testing.assert_array_equal(alone[0].ids, together[0][2].ids)
+  np.testing.assert_allclose(alone[0].logps, together[0][2].logps, atol=1e-5)
+  other = keys.copy()
+  other[0, 2] += 1
+  changed = sample(model, Sampling(8), other)
+  assert [np.array_equal(a.ids, b.ids) for (_, a), (_, b) in zip(rows_of(together), rows_of(changed), strict=True)] == [
+    True,
+    True,
+    False,
+    True,
+  ]
+
+
+def test_a_longer_limit_goes_on_where_the_shorter_one_stopped(model):
+  for (_, short), (_, long) in zip(
+    rows_of(sample(model, Sampling(3))), rows_of(sample(model, Sampling(8))), strict=True
+  ):
+    assert len(short.ids) <= 3
+    np.testing.assert_array_equal(short.ids, long.ids[:3])
+    np.testing.assert_array_equal(short.logps, long.logps[:3])
+
+
+def test_a_stop_token_ends_a_row_and_is_kept(model):
+  finished = [c for seed in range(8) for _, c in rows_of(sample(model, Sampling(8), keys_of(3, seed)))]
+  assert {c.finish for c in finished} == {Finish.STOP, Finish.LENGTH}
+  for c in finished:
+    stops = np.isin(c.ids, STOP)
+    assert not stops[:-1].any()
+    assert stops[-1] == (c.finish == Finish.STOP)
+    assert len(c.ids) == len(c.logps) == 8 or c.finish == Finish.STOP
+    assert (c.ids.dtype, c.logps.dtype) == (np.int32, np.float32)
+  assert len({len(c.ids) for c in finished if c.finish == Finish.STOP}) > 3
+
+
+def test_a_stop_token_as_the_last_one_allowed_is_a_stop(model):
+  once = [c for seed in range(8) for _, c in rows_of(sample(model, Sampling(1), keys_of(3, seed)))]
+  assert {c.finish for c in once} == {Finish.STOP, Finish.LENGTH}
+  assert all((c.ids[0] in STOP) == (c.finish == Finish.STOP) for c in once)
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(3, 1.0), (0, 0.4)])
+def test_narrowed_choices_report_the_full_distribution(model, top_k, top_p):
+  sampled = [
+    row for seed in range(4) for row in rows_of(sample(model, Sampling(8, 1.0, top_k, top_p), keys_of(3, seed)))
+  ]
+  ranks = []
+  for before, completion in sampled:
+    table = oracle.log_softmax(oracle.logits(CONFIG, model.params, [*before, *completion.ids])[len(before) - 1 : -1])
+    for row, token, logp in zip(table, completion.ids, completion.logps, strict=True):
+      np.testing.assert_allclose(logp, row[token], atol=1e-5)
+      likelier = row[row > row[token]]
+      ranks.append(len(likelier))
+      assert np.exp(likelier).sum() < top_p + 1e-6
+      assert not top_k or len(likelier) < top_k
+  assert max(ranks) > 0, "more than the likeliest token was drawn"
+
+
+def test_frequencies_are_the_softmax():
+  config = DecoderConfig(11, 8, 1, 2, 1, 4, 8, rope_theta=1e4)
+  model, rows, temperature = model_of(config, (10,), 5), 4096, 1.3
+  keys = np.random.default_rng(1).integers(2**32, size=(1, rows, 2), dtype=np.uint32)
+  (sampled,) = complete(model, [[1, 2]], [[[3]] * rows], keys, Sampling(1, temperature), step=4)
+  counts = np.bincount([c.ids[0] for c in sampled], minlength=11)
+  expected = rows * np.exp(oracle.log_softmax(oracle.logits(config, model.params, [1, 2, 3])[-1] / temperature))
+  assert expected.min() > 5, "each cell of the chi-square test is filled"
+  assert np.sum((counts - expected) ** 2 / expected) < 23.2  # the 99th percentile with 10 degrees of freedom
+
+
+def test_compilations_are_bounded():
+  """Twenty random lengths of prefix, prompt and completion meet two widths of each of the first two."""
+  config = DecoderConfig(11, 8, 1, 2, 1, 4, 8, rope_theta=1e4)
+  model, rng, before = model_of(config, (10,)), np.random.default_rng(0), _generate._cache_size()
+  for _ in range(20):
+    prefix, prompt, new = rng.integers(1, 65), rng.integers(1, 65), rng.integers(1, 9)
+    keys = np.zeros((1, 1, 2), np.uint32)
+    complete(model, [[1] * prefix], [[[2] * prompt]], keys, Sampling(int(new), rng.random()), rows=2, step=32)
+  assert 1 < _generate._cache_size() - before <= 4
+
+
+def test_prompts_beyond_the_models_positions_are_refused(model):
+  with pytest.raises(ValueError, match="exceeds the 128 positions of tiny"):
+    complete(model, [[1] * 100], [[[2] * 20]], np.zeros((1, 1, 2), np.uint32), Sampling(9))
+
+
+def test_a_prefix_without_prompts_is_padding(model):
+  keys = keys_of(3)
+  with_padding = complete(model, PREFIXES, [PROMPTS[0], []], keys, Sampling(8), rows=3, step=8)
+  assert with_padding[1] == []
+  for a, b in zip(with_padding[0], sample(model, Sampling(8), keys)[0], strict=True):
+    np.testing.assert_array_equal(a.ids, b.ids)
