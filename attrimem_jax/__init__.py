@@ -1,9 +1,9 @@
 """Memory policies trained by token-level attribution, in JAX.
 
-    agent = attrimem_jax.load()
-    memory = agent.write([("2024-03-04", [("Ann", "I moved to Lisbon."), ("Bot", "Nice!")])])
-    reply = memory.ask("Where does Ann live?")
-    reply.attribute()
+agent = attrimem_jax.load()
+memory = agent.write([("2024-03-04", [("Ann", "I moved to Lisbon."), ("Bot", "Nice!")])])
+reply = memory.ask("Where does Ann live?")
+reply.attribute()
 """
 
 import importlib

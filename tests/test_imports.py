@@ -28,6 +28,7 @@ RANKS = {
   "config": 3,
   "validation": 3,
   "jobs": 4,
+  "agent": 4,
 }
 CLOCKS = {"now", "today", "utcnow", "time", "time_ns", "monotonic", "perf_counter", "localtime", "gmtime", "strftime"}
 MAY_READ_CLOCK = ("io", "main")

@@ -1,1 +1,1 @@
-"""What people look at: tokens in colour, charts and the report of a run, as HTML and SVG; nothing here computes results."""
+"""What people look at: coloured tokens, charts and the report of a run, as HTML and SVG; it computes no results."""

@@ -102,9 +102,10 @@ def _draw(series: Series, frame: _Frame) -> str:
   if series.line and len(points) > 1:
     path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
     return f'<path d="M{path}" fill="none" stroke="#111" stroke-width="2"/>'
+  ends = [(frame.down(a), frame.down(b)) for a, b in zip(series.low, series.high, strict=True)]
   bars = "".join(
-    f'<path d="M{x:.1f} {frame.down(a):.1f}V{frame.down(b):.1f}m-4 0h8M{x - 4:.1f} {frame.down(a):.1f}h8" stroke="#111"/>'
-    for (x, _), a, b in zip(points, series.low, series.high, strict=False)
+    f'<path d="M{x:.1f} {a:.1f}V{b:.1f}m-4 0h8M{x - 4:.1f} {a:.1f}h8" stroke="#111"/>'
+    for (x, _), (a, b) in zip(points, ends, strict=False)  # no ends, no bars
   )
   marks = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="#fff" stroke="#111"/>' for x, y in points)
   return bars + marks

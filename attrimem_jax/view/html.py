@@ -87,7 +87,7 @@ def card(title: str, content: str) -> str:
 def document(title: str, body: str) -> str:
   """A whole page that needs no other file."""
   style = (
-    "body{font:14px/1.55 system-ui,sans-serif;color:#111;background:#fff;max-width:62em;margin:2em auto;padding:0 1.5em}"
+    "body{font:14px/1.55 system-ui,sans-serif;color:#111;background:#fff;max-width:62em;margin:2em auto;padding:0 2em}"
     "h1{font-size:1.5em;margin:0 0 .2em}h2{font-size:1.15em;margin:2em 0 .4em;border-bottom:1px solid #ccc}"
     "h3{font-size:1em;margin:1.4em 0 .3em}.note{color:#555}pre{font-size:12px;white-space:pre-wrap}"
     "svg{max-width:100%;height:auto}figure{margin:0 0 1em}"

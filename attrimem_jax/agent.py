@@ -1,0 +1,394 @@
+"""Library use: a policy that writes memories, and an answer model that is asked about them and can be explained.
+
+    agent = load()                       # the shipped small models; any two models with one tokenizer will do
+    memory = agent.write(history)        # the policy reads session by session and never sees a question
+    reply = memory.ask("Where does Ann live?")
+    reply.attribute()                    # which of the policy's tokens the answer leaned on
+
+Each of the four shows itself in a notebook.
+"""
+
+import dataclasses
+import datetime
+import functools
+import importlib.resources
+import itertools
+import pathlib
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from attrimem_jax.attribution.attribute import Attribution, Problem, fit, measure
+from attrimem_jax.io import models
+from attrimem_jax.io.models import LanguageModel
+from attrimem_jax.memory.bank import Bank
+from attrimem_jax.memory.context import Source, answer_prefix
+from attrimem_jax.memory.prompts import COMPACT, FULL, Overflow, Prompts, fit_history
+from attrimem_jax.memory.retrieval import Bm25
+from attrimem_jax.rollout.answering import Answer, Reader, ask
+from attrimem_jax.rollout.sampling import Sampling
+from attrimem_jax.rollout.writing import Rollout, Window, Writer, write
+from attrimem_jax.text.chat import Chat
+from attrimem_jax.text.spans import pieces
+from attrimem_jax.text.tokenizer import Tokenizer
+from attrimem_jax.types import History, Question, Record, Session, Turn
+from attrimem_jax.view import html
+
+Sessions = Sequence[tuple[str | datetime.date, Sequence[tuple[str, str]]]]
+"""A conversation as plain data: (date, [(speaker, text), …]) for each session, in time order; the date may be ""."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Limits:
+  """Tokens that go with a style of prompts: those of the recipes in configs/grpo_token.py."""
+
+  written: int
+  answered: int
+  core: int
+  records: int
+  context: int
+  session: int
+
+
+_COMPACT_LIMITS = _Limits(written=64, answered=32, core=128, records=512, context=1024, session=512)
+_FULL_LIMITS = _Limits(written=512, answered=64, core=512, records=1024, context=4096, session=4096)
+
+
+def load(
+  policy: str | pathlib.Path | LanguageModel = "embedded:policy",
+  answer: str | pathlib.Path | LanguageModel = "embedded:answer",
+  prompts: Prompts | None = None,
+  *,
+  top_k: int = 10,
+  dtype: str = "float32",
+) -> "Agent":
+  """Loads a policy and an answer model.
+
+  Args:
+    policy: what `io.models.load` takes (embedded:policy, a folder, a .gguf file, a name of the manifest, a hub id), or
+      a model that is loaded already.
+    answer: the same, with the policy's tokenizer, since memories are handed over as token ids.
+    prompts: None takes those that the models are made for: short ones for models with the shipped tokenizer, full
+      instructions for all others.
+    top_k: records that a question is answered from, beside core memory.
+    dtype: of the computation.
+
+  Raises:
+    ValueError: a model cannot be found or read, or the two have different tokenizers.
+  """
+  writing = _model(policy)
+  answering = writing if answer is policy or answer == policy else _model(answer)
+  if writing.tokenizer.fingerprint != answering.tokenizer.fingerprint:
+    raise ValueError(
+      f"policy {writing.name!r} and answer {answering.name!r} have different tokenizers: memories are handed over as "
+      "token ids, so load two models of one family, or give the same one twice"
+    )
+  short = writing.tokenizer.fingerprint == _shipped_vocabulary()
+  limits = _COMPACT_LIMITS if short else _FULL_LIMITS
+  prompts = prompts or (COMPACT if short else FULL)
+  writer = Writer(
+    writing,
+    prompts,
+    Sampling(limits.written, temperature=0.0),
+    Bm25(top_k=2 * top_k),
+    core_budget=limits.core,
+    records_budget=limits.records,
+    chat=Chat(writing.tokenizer),
+    dtype=dtype,
+  )
+  context = min(limits.context, answering.config.max_positions // 2)
+  reader = Reader(answering, prompts, Bm25(top_k), context, limits.answered, dtype)
+  return Agent(writer, reader, min(limits.session, writing.config.max_positions // 2))
+
+
+def _model(spec: str | pathlib.Path | LanguageModel) -> LanguageModel:
+  return spec if isinstance(spec, LanguageModel) else models.load(str(spec))
+
+
+@functools.cache
+def _shipped_vocabulary() -> str:
+  folder = importlib.resources.files("attrimem_jax") / "assets" / "tokenizer"
+  with importlib.resources.as_file(folder) as path:
+    return Tokenizer.load(path).fingerprint
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Agent:
+  """A policy and an answer model with all their settings.
+
+  Attributes:
+    writer: how memories are written; `dataclasses.replace` gives other budgets, modules or prompts.
+    reader: how questions are answered.
+    session_tokens: sessions with longer prompts are read in parts.
+  """
+
+  writer: Writer
+  reader: Reader
+  session_tokens: int
+
+  def write(self, history: History | Sequence[Session] | Sessions, temperature: float = 0.0, seed: int = 0) -> "Memory":
+    """Writes the memory of a conversation.
+
+    Args:
+      history: a `History`, a list of `Session`, or plain (date, [(speaker, text), …]) pairs in time order.
+      temperature: 0 writes what is likeliest; 1 is how the policy was trained.
+      seed: of the draws.
+
+    Raises:
+      ValueError: `history` is none of these, or its dates are malformed or not in order.
+    """
+    if temperature < 0:
+      raise ValueError(f"temperature is {temperature} in Agent.write: give 0 or more")
+    chat = self._chat()
+    read = fit_history(chat, self.writer.prompts, as_history(history), self.session_tokens, Overflow.SPLIT)
+    sampling = dataclasses.replace(self.writer.sampling, temperature=temperature)
+    writer = dataclasses.replace(self.writer, sampling=sampling, chat=chat)
+    window = Window(read, 0, 0, len(read.sessions))
+    return Memory(self, write(writer, [window], 1, jax.random.key(seed))[0][0])
+
+  def _chat(self) -> Chat:
+    return self.writer.chat or Chat(self.writer.model.tokenizer)
+
+  def __repr__(self) -> str:
+    return f"Agent: policy {_described(self.writer.model)}, answer model {_described(self.reader.model)}"
+
+  def _repr_html_(self) -> str:
+    rows = [("policy", self.writer.model), ("answer model", self.reader.model)]
+    cells = [(role, html.escape(m.name), f"{_size(m):,}", f"{m.config.max_positions:,}") for role, m in rows]
+    return html.card("Agent", html.table(("", "model", "parameters", "positions"), cells))
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Memory:
+  """What the policy wrote of one conversation.
+
+  Attributes:
+    agent: who wrote it and answers from it.
+    rollout: every call with its prompt and completion, and the bank that they left.
+  """
+
+  agent: Agent
+  rollout: Rollout
+
+  @property
+  def bank(self) -> Bank:
+    return self.rollout.bank
+
+  @property
+  def records(self) -> tuple[Record, ...]:
+    """The records that hold now, in order of writing."""
+    return self.rollout.bank.current()
+
+  def ask(self, question: str | Question, date: str = "") -> "Reply":
+    """Asks the answer model, which reads nothing but the retrieved records.
+
+    Args:
+      question: a text, or a `Question` of a data set.
+      date: the day of asking, which "how long ago" counts from; a `Question` brings its own.
+
+    Raises:
+      ValueError: the question is empty, or too long for the answer model.
+    """
+    if isinstance(question, str):
+      question = Question("asked", question.strip(), (), "", date=date)
+    if not question.text:
+      raise ValueError("the question given to Memory.ask is empty: ask something")
+    history = self.rollout.window.history.id
+    ((answer,),) = ask(self.agent.reader, [(self.bank, [question], (history, self.rollout.index))], self.agent._chat())
+    return Reply(self, answer)
+
+  def __repr__(self) -> str:
+    sessions = len(self.rollout.window.history.sessions)
+    lines = [f"#{r.id} [{r.module}] {f'({r.date}) ' if r.date else ''}{r.text}" for r in self.records]
+    head = f"Memory of {_plural(sessions, 'session')}: {_plural(len(lines), 'record')}, "
+    return "\n".join([head + _plural(sum(len(r.ids) for r in self.records), "token"), *lines])
+
+  def _repr_html_(self) -> str:
+    head, *_ = repr(self).split("\n", 1)
+    rows = [_record_cells(record, html.escape(record.text)) for record in self.records]
+    content = html.table(("", "memory", "date", "record"), rows) if rows else "The policy wrote no record."
+    return html.card(head, content)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Reply:
+  """One answer, with the memory that it comes from. `answer` holds the prompt, the context and the ids."""
+
+  memory: Memory
+  answer: Answer
+
+  @property
+  def text(self) -> str:
+    return self.answer.text
+
+  @property
+  def records(self) -> tuple[Record, ...]:
+    """What the answer model read."""
+    return self.answer.context.records
+
+  def attribute(
+    self, masks: int = 64, *, keep: float = 0.5, penalty: str = "raw", alpha: float = 0.01, seed: int = 0
+  ) -> "Explanation":
+    """Measures which of the policy's tokens the answer leaned on.
+
+    Args:
+      masks: contexts with random tokens left out under which the answer is scored; more of them see smaller effects.
+      keep: probability that a token stays.
+      penalty: how `alpha` is meant: "raw", "context_cite" or "relative" (see `attribution.lasso.Penalty`).
+      alpha: of the LASSO, > 0; larger values leave fewer tokens with a weight.
+      seed: of the masks.
+
+    Raises:
+      ValueError: the context holds no token of the policy, or an argument is out of range.
+    """
+    if masks < 2 or not 0 < keep < 1:
+      raise ValueError(f"got masks={masks} and keep={keep} in Reply.attribute: use 2 masks or more, 0 < keep < 1")
+    answer, reader = self.answer, self.memory.agent.reader
+    if not answer.context.sources:
+      raise ValueError(
+        "the answer was given without any record, so there is nothing to attribute it to: write more first"
+      )
+    problem = Problem(answer.prompt, answer.source, answer.context.sources, answer.completion.ids, (seed,))
+    header = answer_prefix(self.memory.agent._chat(), reader.prompts)
+    drawn, scores = measure(reader.model, header, [problem], masks, keep=keep, dtype=reader.dtype, step=reader.step)
+    (attribution,) = fit([problem], drawn, scores, alpha=alpha, penalty=penalty)
+    return Explanation(self, attribution)
+
+  def __repr__(self) -> str:
+    return f"{self.answer.question.text}\n→ {self.text or '(empty)'}  (from {_plural(len(self.records), 'record')})"
+
+  def _repr_html_(self) -> str:
+    rows = [_record_cells(record, html.escape(record.text)) for record in self.records]
+    return html.card(self.answer.question.text, self._said() + html.table(("read", "memory", "date", "record"), rows))
+
+  def _said(self) -> str:
+    gold = self.answer.question.answers
+    right = f' <span style="color:#555">(right: {html.escape(" / ".join(gold))})</span>' if gold else ""
+    return f'<div style="font-size:15px;margin:2px 0 8px">→ {html.escape(self.text) or "(empty)"}{right}</div>'
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Explanation:
+  """Weights of the policy's tokens for one answer: the logits of its probability that each of them is worth."""
+
+  reply: Reply
+  attribution: Attribution
+
+  @property
+  def weights(self) -> np.ndarray:
+    """float32 [S], in order of `reply.answer.context.sources`."""
+    return self.attribution.weights
+
+  def of(self, record: Record) -> list[float | None]:
+    """The weight of each of a record's tokens; None where the token was not written by the policy in this rollout."""
+    known = dict(zip(self.attribution.problem.sources, self.weights.tolist(), strict=True))
+    if record.owner is None:
+      return [None] * len(record.ids)
+    return [known.get(Source(record.owner, record.start + i)) for i in range(len(record.ids))]
+
+  def top(self, count: int = 5) -> list[tuple[str, float, int]]:
+    """The heaviest pieces of text as (text, weight, id of the record), largest magnitude first; zeros are left out.
+
+    Tokens that make up one character are one piece, with the sum of their weights.
+    """
+    found = []
+    for record in self.reply.records:
+      weights = self.of(record)
+      for piece in pieces(self._bytes(record)):
+        weight = sum(w or 0.0 for w in weights[piece.start : piece.stop])
+        if weight:
+          found.append((piece.text, weight, record.id))
+    return sorted(found, key=lambda entry: -abs(entry[1]))[:count]
+
+  def _bytes(self, record: Record) -> list[bytes]:
+    return self.reply.memory.agent.writer.model.tokenizer.pieces(record.ids)
+
+  def __repr__(self) -> str:
+    used = f"{np.count_nonzero(self.weights)} of {_plural(len(self.weights), 'token')} have a weight"
+    lines = [f"{weight:+8.3f}  {text!r} in #{record}" for text, weight, record in self.top()]
+    return "\n".join([f"{self.reply!r}", f"{used} ({len(self.attribution.masks)} masks):", *lines])
+
+  def _repr_html_(self) -> str:
+    scale = html.largest(self.weights.tolist())
+    rows = []
+    for record in self.reply.records:
+      weights = self.of(record)
+      text = html.box(html.tokens(self._bytes(record), weights, scale=scale, name="attribution"))
+      rows.append((*_record_cells(record, text), f"{sum(w or 0.0 for w in weights):+.2f}"))
+    meaning = {"up": "made this answer likelier", "down": "made it less likely", "none": "not the policy's"}
+    table = html.table(("read", "memory", "date", "record", "sum"), rows)
+    return html.card(self.reply.answer.question.text, self.reply._said() + html.legend(scale, **meaning) + table)
+
+
+def as_history(sessions: History | Sequence[Session] | Sessions, name: str = "conversation") -> History:
+  """A `History` of what a caller has at hand.
+
+  Raises:
+    ValueError: there is no session, one is malformed or empty, a date is not ISO 8601, or they are not in time order.
+  """
+  if isinstance(sessions, History):
+    return sessions
+  if isinstance(sessions, str | bytes) or not isinstance(sessions, Sequence):
+    raise ValueError(f"a history is a {type(sessions).__name__}: give a list of (date, [(speaker, text), …]) pairs")
+  built = tuple(s if isinstance(s, Session) else _session(i, s) for i, s in enumerate(sessions))
+  if not built:
+    raise ValueError("the history has no session: give at least one (date, [(speaker, text), …]) pair")
+  dated = [session for session in built if session.date]
+  for one, other in itertools.pairwise(dated):
+    if other.date < one.date:
+      raise ValueError(f"session {other.id} of {other.date} comes after one of {one.date}: sort the history by date")
+  return History(name, built)
+
+
+def _session(index: int, given: object) -> Session:
+  try:
+    date, lines = given  # type: ignore[misc]
+    turns = tuple(Turn(_text(speaker), _text(text), f"S{index + 1}:{t + 1}") for t, (speaker, text) in enumerate(lines))
+  except (TypeError, ValueError) as error:
+    shown = repr(given)
+    raise ValueError(
+      f"session {index + 1} of the history is {shown[:80]}: give (date, [(speaker, text), …]), all of them strings"
+    ) from error
+  if not turns:
+    raise ValueError(f"session {index + 1} of the history has no lines: leave it out")
+  return Session(f"S{index + 1}", _date(index, date), turns)
+
+
+def _text(value: object) -> str:
+  if not isinstance(value, str):
+    raise TypeError(f"{value!r} is not a string")
+  return value
+
+
+def _date(index: int, date: object) -> str:
+  """ISO 8601 as `Session` holds it: a day, or a day with a local time to the minute."""
+  if isinstance(date, datetime.datetime):
+    return date.replace(tzinfo=None).isoformat(timespec="minutes")
+  if isinstance(date, datetime.date):
+    return date.isoformat()
+  if date == "":
+    return ""
+  try:
+    parsed = datetime.datetime.fromisoformat(_text(date))
+  except (TypeError, ValueError) as error:
+    raise ValueError(
+      f"session {index + 1} of the history has the date {date!r}: write 2024-03-04 or 2024-03-04T18:30, or give ''"
+    ) from error
+  return _date(index, parsed if ":" in _text(date) else parsed.date())
+
+
+def _record_cells(record: Record, text: str) -> tuple[str, str, str, str]:
+  return f"#{record.id}", str(record.module), html.escape(record.date), text
+
+
+def _size(model: LanguageModel) -> int:
+  return sum(leaf.size for leaf in jax.tree.leaves(model.params))
+
+
+def _described(model: LanguageModel) -> str:
+  return f"{model.name} ({_size(model):,} parameters)"
+
+
+def _plural(count: int, noun: str) -> str:
+  return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,0 +1,192 @@
+"""The library's front door, with tiny random models on the shipped tokenizer: they write noise, but it is traced."""
+
+import dataclasses
+import datetime
+import pathlib
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import attrimem_jax
+from attrimem_jax import agent as agents
+from attrimem_jax.io.models import LanguageModel
+from attrimem_jax.memory import bank as banks
+from attrimem_jax.memory.actions import Op, parse, render
+from attrimem_jax.memory.prompts import COMPACT
+from attrimem_jax.nn import decoder
+from attrimem_jax.nn.config import DecoderConfig
+from attrimem_jax.text.tokenizer import Tokenizer
+from attrimem_jax.types import CallKey, Finish, Module, Question
+
+TOKENIZER = pathlib.Path(attrimem_jax.__file__).parent / "assets" / "tokenizer"
+TALK = [("2024-03-04", [("Ann", "I moved to <Lisbon>."), ("Bot", "Nice!")]), ("2024-03-09", [("Ann", "I love tea.")])]
+
+
+@pytest.fixture(scope="module")
+def model():
+  tokenizer = Tokenizer.load(TOKENIZER)
+  shape = DecoderConfig(tokenizer.vocab_size, 16, 1, 2, 1, 8, 16, max_positions=512)
+  return LanguageModel("tiny", shape, decoder.init(shape, jax.random.key(0)), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def agent(model):
+  agent = attrimem_jax.load(model, model)
+  sampling = dataclasses.replace(agent.writer.sampling, max_new_tokens=8)
+  writer = dataclasses.replace(agent.writer, sampling=sampling, step=64)
+  return dataclasses.replace(agent, writer=writer, reader=dataclasses.replace(agent.reader, max_new_tokens=4, step=64))
+
+
+@pytest.fixture(scope="module")
+def memory(agent):
+  """A memory with two records that the policy's semantic call of the first session wrote, as far as anyone can tell."""
+  written = agent.write(TALK)
+  tokenizer, owner = agent.writer.model.tokenizer, CallKey("conversation", 0, 0, Module.SEMANTIC)
+  lines = "".join(f"{render(Op.ADD, text=text)}\n" for text in ("Ann lives in <Lisbon> 🦜", "Ann loves tea"))
+  actions = parse(tokenizer.encode(lines), tokenizer, Module.SEMANTIC, Finish.STOP)
+  bank, _ = banks.apply_all(banks.Bank.empty(), actions, module=Module.SEMANTIC, date="2024-03-04", owner=owner)
+  return dataclasses.replace(written, rollout=dataclasses.replace(written.rollout, bank=bank))
+
+
+def test_importing_the_package_loads_no_jax():
+  code = "import attrimem_jax, sys; assert 'jax' not in sys.modules; assert 'load' in dir(attrimem_jax)"
+  subprocess.run([sys.executable, "-c", code], check=True, cwd=TOKENIZER.parents[2])
+
+
+def test_unknown_names_of_the_package_are_attribute_errors():
+  with pytest.raises(AttributeError, match="'attrimem_jax' has no attribute 'lode'"):
+    _ = attrimem_jax.lode
+
+
+def test_models_with_the_shipped_tokenizer_get_short_prompts(agent):
+  assert agent.writer.prompts is agent.reader.prompts is COMPACT
+  assert agent.reader.max_context == 256  # half of the model's positions
+  assert "tiny" in repr(agent)
+  assert "tiny" in agent._repr_html_()
+
+
+def test_the_two_models_need_one_tokenizer(model):
+  other = Tokenizer(_other_vocabulary(model.tokenizer), {"eos_token": "<|im_end|>"})
+  with pytest.raises(ValueError, match="'tiny' and answer 'odd' have different tokenizers"):
+    attrimem_jax.load(model, dataclasses.replace(model, name="odd", tokenizer=other))
+
+
+def _other_vocabulary(tokenizer):
+  spec = dict(tokenizer._spec)
+  spec["model"] = spec["model"] | {"merges": spec["model"]["merges"][:-1]}
+  return spec
+
+
+def test_writing_calls_every_module_once_a_session(agent):
+  written = agent.write(TALK, temperature=1.0, seed=3)
+  assert len(written.rollout.calls) == len(TALK) * len(Module)
+  assert written.bank is written.rollout.bank
+  again = agent.write(TALK, temperature=1.0, seed=3)
+  assert [c.completion.ids.tolist() for c in written.rollout.calls] == [
+    c.completion.ids.tolist() for c in again.rollout.calls
+  ]
+  assert repr(written).startswith("Memory of 2 sessions: ")
+
+
+def test_a_negative_temperature(agent):
+  with pytest.raises(ValueError, match="temperature is -1"):
+    agent.write(TALK, temperature=-1)
+
+
+def test_a_memory_shows_its_records_escaped(memory):
+  assert repr(memory).splitlines()[1:] == [
+    "#1 [semantic] (2024-03-04) Ann lives in <Lisbon> 🦜",
+    "#2 [semantic] (2024-03-04) Ann loves tea",
+  ]
+  shown = memory._repr_html_()
+  assert "&lt;Lisbon&gt;" in shown
+  assert "<Lisbon>" not in shown
+
+
+def test_asking_and_attributing(memory):
+  reply = memory.ask("Where does Ann live?")
+  assert reply.records == memory.records
+  assert reply.text in repr(reply)
+  explanation = reply.attribute(masks=8, penalty="relative", alpha=0.01, seed=1)
+  sources = sum(len(r.ids) for r in memory.records)
+  assert explanation.weights.shape == (sources,)
+  by_record = [explanation.of(record) for record in memory.records]
+  assert [w for weights in by_record for w in weights] == explanation.weights.tolist()
+  heaviest = explanation.top(sources)
+  assert [abs(weight) for _, weight, _ in heaviest] == sorted((abs(w) for _, w, _ in heaviest), reverse=True)
+  assert sum(weight for _, weight, _ in heaviest) == pytest.approx(explanation.weights.sum(), abs=1e-5)
+  assert "have a weight" in repr(explanation)
+  shown = explanation._repr_html_()
+  assert "🦜" in shown
+  assert "\N{REPLACEMENT CHARACTER}" not in shown.partition("<table")[2]  # an answer of noise may hold some
+  assert "made this answer likelier" in shown
+
+
+def test_the_same_seed_gives_the_same_attribution(memory):
+  reply = memory.ask("Where does Ann live?")
+  one, other, third = (reply.attribute(masks=8, seed=seed) for seed in (1, 1, 2))
+  np.testing.assert_array_equal(one.weights, other.weights)
+  assert not np.array_equal(one.attribution.masks, third.attribution.masks)
+
+
+def test_a_question_of_a_data_set_shows_its_right_answers(memory):
+  reply = memory.ask(Question("q", "Where?", ("<Lisbon>",), "single-session"))
+  assert "(right: &lt;Lisbon&gt;)" in reply._repr_html_()
+
+
+def test_an_empty_memory_answers_but_has_nothing_to_explain(memory):
+  empty = dataclasses.replace(memory, rollout=dataclasses.replace(memory.rollout, bank=banks.Bank.empty()))
+  assert repr(empty) == "Memory of 2 sessions: 0 records, 0 tokens"
+  assert "no record" in empty._repr_html_()
+  with pytest.raises(ValueError, match="nothing to attribute"):
+    empty.ask("Where does Ann live?").attribute()
+
+
+def test_a_given_record_is_shown_without_weights(memory):
+  given = dataclasses.replace(memory.records[0], id=0, owner=None)
+  bank = banks.Bank((given, *memory.records), memory.bank.next_id)
+  both = dataclasses.replace(memory, rollout=dataclasses.replace(memory.rollout, bank=bank))
+  explanation = both.ask("Where does Ann live?").attribute(masks=4)
+  assert explanation.of(given) == [None] * len(given.ids)
+
+
+@pytest.mark.parametrize("arguments", [{"masks": 1}, {"keep": 0.0}, {"keep": 1.0}, {"alpha": 0.0}, {"penalty": "l2"}])
+def test_bad_arguments_of_attribute(memory, arguments):
+  with pytest.raises(ValueError):
+    memory.ask("Where does Ann live?").attribute(**arguments)
+
+
+@pytest.mark.parametrize("question", ["", "  "])
+def test_an_empty_question(memory, question):
+  with pytest.raises(ValueError, match="is empty"):
+    memory.ask(question)
+
+
+def test_plain_data_becomes_a_history():
+  history = agents.as_history(
+    [(datetime.date(2024, 3, 4), [("Ann", "Hi")]), ("2024-03-04T18:30", [("", "Bye")]), ("", [("Ann", "?")])]
+  )
+  assert [s.date for s in history.sessions] == ["2024-03-04", "2024-03-04T18:30", ""]
+  assert [t.id for s in history.sessions for t in s.turns] == ["S1:1", "S2:1", "S3:1"]
+  assert agents.as_history(history) is history
+  assert agents.as_history(history.sessions).sessions == history.sessions
+
+
+@pytest.mark.parametrize(
+  ("sessions", "message"),
+  [
+    ("Ann: hi", "give a list of"),
+    ([], "has no session"),
+    (["hello"], "session 1 of the history is 'hello': give"),
+    ([("2024-03-04", [("Ann", 3)])], "all of them strings"),
+    ([("2024-03-04", [])], "has no lines"),
+    ([("4 March", [("Ann", "Hi")])], "the date '4 March': write 2024"),
+    ([("2024-03-04", [("Ann", "Hi")]), ("2024-03-01", [("Ann", "Hi")])], "session S2 of 2024-03-01 comes after"),
+  ],
+)
+def test_malformed_histories(sessions, message):
+  with pytest.raises(ValueError, match=message):
+    agents.as_history(sessions)
