@@ -74,7 +74,23 @@ def measure(
   dtype: str = "float32",
   step: int = 16,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-  """Draws the masks of every problem and scores its answer under each: (masks bool [M, S], logp float32 [M]) lists."""
+  """Draws the masks of every problem and scores its answer under each.
+
+  Args:
+    model: the frozen answer model, an `io.models.LanguageModel`.
+    prefix: ids that precede every prompt and are read once for all.
+    problems: what to explain; a problem's masks follow from its own seed, whatever stands beside it.
+    masks: M. The first masks of a problem are the same for every M.
+    keep: probability that a source stays.
+    antithetic: draw masks in pairs (v, 1 - v).
+    dtype, step: of the computation, and granularity of padded widths.
+
+  Returns:
+    For each problem its masks, bool [M, S], and its answer's log-probability under each, float32 [M].
+
+  Raises:
+    ValueError: `source` does not fit prompt and sources, or a row is empty or too long for the model.
+  """
   _check(problems)
   drawn = [draw(_rng(p), masks, len(p.sources), keep, antithetic) for p in problems]
   return drawn, _scores(model, prefix, problems, drawn, dtype, step)
@@ -90,7 +106,8 @@ def _scores(model, prefix, problems: Sequence[Problem], masks: Sequence[np.ndarr
   prompts = [row for p, v in zip(problems, masks, strict=True) for row in ablate(p.prompt, p.source, v)]
   answers = [p.answer for p, v in zip(problems, masks, strict=True) for _ in v]
   scores = answer_logprobs(model, prefix, prompts, answers, dtype=dtype, step=step)
-  return np.split(scores, np.cumsum([len(v) for v in masks])[:-1])
+  stops = np.cumsum([len(v) for v in masks], dtype=int)
+  return [scores[stop - len(v) : stop] for v, stop in zip(masks, stops, strict=True)]
 
 
 def _check(problems: Sequence[Problem]) -> None:
@@ -133,7 +150,7 @@ def judge(
   dtype: str = "float32",
   step: int = 16,
 ) -> list[Faithfulness]:
-  """Judges each attribution by `masks` fresh masks, and by what is lost when its k strongest sources go, for k in `top`."""
+  """Judges each attribution by `masks` fresh masks, and by what goes with its k strongest sources, for k in `top`."""
   problems = [a.problem for a in attributions]
   held_out = [draw(_rng(p, 1), masks, len(p.sources), keep) for p in problems]
   rows = [

@@ -1,0 +1,122 @@
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from attrimem_jax.attribution.attribute import Problem, fit, judge, measure
+from attrimem_jax.attribution.scoring import target
+from attrimem_jax.memory.context import Source
+from attrimem_jax.types import CallKey, Module
+from tests.attribution.tiny import MODEL, PREFIX, score
+
+OWNER = CallKey("h", 0, 0, Module.SEMANTIC)
+
+
+def problem(sources: int, seed: tuple[int, ...] = (0, 1, 2)) -> Problem:
+  """A prompt of two template ids, the sources, two template ids."""
+  rng = np.random.default_rng(seed)
+  source = np.array([-1, -1, *range(sources), -1, -1], np.int32)
+  return Problem(
+    rng.integers(0, 53, len(source)).astype(np.int32),
+    source,
+    tuple(Source(OWNER, i) for i in range(sources)),
+    rng.integers(0, 53, 3).astype(np.int32),
+    seed,
+  )
+
+
+def logps(targets: np.ndarray) -> np.ndarray:
+  """Log-probabilities with these logits."""
+  return -np.log1p(np.exp(-targets))
+
+
+def test_measures_score_what_is_left_when_sources_are_removed_by_hand():
+  one = problem(5)
+  (masks,), (measured,) = measure(MODEL, PREFIX, [one], 6)
+  for mask, value in zip(masks, measured, strict=True):
+    left = [i for i, s in zip(one.prompt, one.source, strict=True) if s < 0 or mask[s]]
+    np.testing.assert_allclose(value, score(left, one.answer), rtol=1e-5, atol=1e-5)
+
+
+def test_masks_depend_on_the_problems_seed_alone():
+  a, b = problem(9, (7, 0, 0, 1)), problem(9, (7, 0, 0, 2))
+  (first, second), (score_a, score_b) = measure(MODEL, PREFIX, [a, b], 8)
+  (again, other), (score_b_again, score_a_again) = measure(MODEL, PREFIX, [b, a], 16)
+  np.testing.assert_array_equal(again[:8], second)
+  np.testing.assert_array_equal(other[:8], first)
+  assert not np.array_equal(first, second)
+  np.testing.assert_allclose(score_b_again[:8], score_b, rtol=1e-5)
+  np.testing.assert_allclose(score_a_again[:8], score_a, rtol=1e-5)
+
+
+def test_an_additive_answer_gets_its_effects_back():
+  masks = np.array(list(itertools.product([False, True], repeat=4)))
+  effects = np.array([3.0, 0.0, -1.0, 0.0])
+  values = logps(masks @ effects - 2)
+  (one,) = fit([problem(4)], [masks], [values], alpha=0.01)
+  # All masks are there, so columns are orthogonal and each effect shrinks by alpha over the variance 1/4.
+  np.testing.assert_allclose(one.weights, [2.96, 0, -0.96, 0], atol=1e-5)
+  np.testing.assert_allclose(one.predict(masks), masks @ effects - 2, atol=0.05)
+  np.testing.assert_allclose(one.targets, target(values))
+  assert one.gap <= 1e-6
+
+
+def test_problems_of_different_sizes_are_fitted_together_and_alone():
+  rng = np.random.default_rng(0)
+  problems = [problem(s, (s,)) for s in (3, 30, 1)]
+  masks = [rng.random((m, len(p.sources))) < 0.5 for m, p in zip((8, 16, 9), problems, strict=True)]
+  values = [logps(rng.normal(size=len(v))) for v in masks]
+  together = fit(problems, masks, values)
+  for i, one in enumerate(together):
+    (alone,) = fit(problems[i : i + 1], masks[i : i + 1], values[i : i + 1])
+    np.testing.assert_allclose(alone.weights, one.weights, atol=1e-5)
+    assert one.weights.shape == (len(problems[i].sources),)
+
+
+def test_certain_and_impossible_answers_stay_finite():
+  masks = np.random.default_rng(0).random((8, 3)) < 0.5
+  values = np.where(masks[:, 0], 0.0, -1e6).astype(np.float32)
+  (one,) = fit([problem(3)], [masks], [values])
+  assert np.all(np.isfinite(one.weights))
+  assert np.argmax(one.weights) == 0
+
+
+def test_without_sources_or_problems():
+  bare = problem(0)
+  masks, values = measure(MODEL, PREFIX, [bare], 8)
+  (one,) = fit([bare], masks, values)
+  assert one.weights.shape == (0,)
+  np.testing.assert_allclose(one.intercept, target(score(bare.prompt, bare.answer)), rtol=1e-4)
+  assert measure(MODEL, PREFIX, [], 8) == ([], [])
+  assert fit([], [], []) == []
+  assert judge(MODEL, PREFIX, []) == []
+
+
+def test_judgement_uses_fresh_masks_and_removes_the_strongest_sources():
+  one = problem(6)
+  masks, values = measure(MODEL, PREFIX, [one], 32)
+  (explained,) = fit([one], masks, values)
+  (verdict,) = judge(MODEL, PREFIX, [explained], 16, top=(1, 6))
+  strongest = int(np.argmax(explained.weights))
+  removed = [i for i, s in zip(one.prompt, one.source, strict=True) if s != strongest]
+  full = score(one.prompt, one.answer)
+  assert verdict.masks == 16
+  np.testing.assert_allclose(verdict.drops[1], full - score(removed, one.answer), atol=1e-4)
+  np.testing.assert_allclose(verdict.drops[6], full - score(one.prompt[one.source < 0], one.answer), atol=1e-4)
+  assert -1 <= verdict.lds <= 1
+  # A surrogate of the wrong sign ranks the very same held-out masks the other way round.
+  (opposite,) = judge(MODEL, PREFIX, [dataclasses.replace(explained, weights=-explained.weights)], 16, top=(1,))
+  np.testing.assert_allclose(opposite.lds, -verdict.lds, atol=1e-9)
+
+
+def test_bad_problems():
+  one = problem(4)
+  with pytest.raises(ValueError, match="problem 1: 8 ids of the prompt but 3 entries"):
+    measure(MODEL, PREFIX, [one, dataclasses.replace(one, source=one.source[:3])], 8)
+  with pytest.raises(ValueError, match=r"runs from -1 to 3; with 2 sources it must stay in -1 .. 1"):
+    measure(MODEL, PREFIX, [dataclasses.replace(one, sources=one.sources[:2])], 8)
+  with pytest.raises(ValueError, match="empty answer"):
+    measure(MODEL, PREFIX, [dataclasses.replace(one, answer=one.answer[:0])], 8)
+  with pytest.raises(ValueError, match="8 of 8 targets are not finite"):
+    fit([one], [np.ones((8, 4), bool)], [np.full(8, np.nan)])
