@@ -156,6 +156,8 @@ def _eval() -> ConfigDict:
   evaluation.questions = 0  # asked per history; 0 asks them all
   evaluation.split = "test"
   evaluation.temperature = 0.0
+  # Whose memories job "evaluate" asks: the policy's, the data set's reference notes, the careless teacher's, or none.
+  evaluation.memory = "policy"
   evaluation.bootstrap = 1000  # resamples
   evaluation.confidence = 0.95
   return evaluation

@@ -27,6 +27,8 @@ JOBS = {
 def main(argv: Sequence[str]) -> None:
   if len(argv) > 1:
     raise ValueError(f"unknown arguments {argv[1:]}: give options as --config.key=value")
+  import jax
+
   from attrimem_jax import validation  # imports JAX: only once the flags are parsed, so that --help is quick
   from attrimem_jax.jobs.run import Run
 
@@ -35,7 +37,7 @@ def main(argv: Sequence[str]) -> None:
   config = _CONFIG.value
   if config is None:
     raise ValueError("no recipe given: add --config=configs/grpo_token.py")
-  validation.validate(config)
+  validation.validate(config, jax.device_count())
   with Run(config, _WORKDIR.value or _default_workdir()) as run:
     job, function = JOBS[config.job]
     getattr(importlib.import_module(f"attrimem_jax.jobs.{job}"), function)(config, run)

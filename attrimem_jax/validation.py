@@ -23,6 +23,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
   "job": ("train", "sft", "evaluate", "export"),
   "data.name": ("synthetic", "locomo"),
   "data.split": ("train", "eval", "test"),
+  "eval.memory": ("policy", "reference", "teacher", "empty"),
   "eval.split": ("train", "eval", "test"),
   "policy.prompts": ("compact", "full"),
   "policy.dtype": ("float32", "bfloat16"),

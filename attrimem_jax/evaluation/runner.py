@@ -13,7 +13,7 @@ from attrimem_jax.reward.outcome import outcome
 from attrimem_jax.rollout.answering import Answer, Reader, ask
 from attrimem_jax.rollout.writing import Rollout, Window, Writer, write
 from attrimem_jax.text.chat import Chat
-from attrimem_jax.types import Question
+from attrimem_jax.types import Finish, Question
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,16 +46,22 @@ def evaluate(
     kind: how an answer is scored (`reward.outcome`).
     batch: windows written together.
   """
-  chat = writer.chat or Chat(writer.model.tokenizer)
   done = []
   for at in range(0, len(windows), batch):
     rollouts = [rows[0] for rows in write(writer, windows[at : at + batch], 1, key)]
-    asked = questions[at : at + batch]
-    answers = ask(reader, [(r.bank, q, (r.window.history.id, 0)) for r, q in zip(rollouts, asked, strict=True)], chat)
-    for rollout, group in zip(rollouts, answers, strict=True):
-      scores = tuple(outcome(answer.text, answer.question, kind) for answer in group)
-      done.append(Evaluated(rollout, tuple(group), scores))
+    done += judge(reader, rollouts, questions[at : at + batch], kind, writer.chat)
   return done
+
+
+def judge(
+  reader: Reader, rollouts: Sequence[Rollout], questions: Sequence[Sequence[Question]], kind: str, chat: Chat | None = None
+) -> list[Evaluated]:
+  """Asks and scores the questions of each rollout's bank, whoever wrote it."""
+  items = [(r.bank, q, (r.window.history.id, r.index)) for r, q in zip(rollouts, questions, strict=True)]
+  return [
+    Evaluated(rollout, tuple(answers), tuple(outcome(a.text, a.question, kind) for a in answers))
+    for rollout, answers in zip(rollouts, ask(reader, items, chat), strict=True)
+  ]
 
 
 def summarise(done: Sequence[Evaluated], *, samples: int, confidence: float) -> dict[str, Any]:
@@ -76,12 +82,14 @@ def summarise(done: Sequence[Evaluated], *, samples: int, confidence: float) -> 
 
 def memory_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
   """Size of the memories and fate of the actions, averaged over rollouts."""
-  actions = [action for r in rollouts for call in r.calls for action in call.actions]
   calls = [call for r in rollouts for call in r.calls]
-  return {
-    "memory_tokens": float(np.mean([sum(len(x.ids) for x in r.bank.current()) for r in rollouts])),
+  refused = [action.reason != Reason.OK for call in calls for action in call.actions]
+  metrics = {
+    "memory_tokens": float(np.mean([sum(len(record.ids) for record in r.bank.current()) for r in rollouts])),
     "records": float(np.mean([len(r.bank.current()) for r in rollouts])),
-    "rejected": float(np.mean([a.reason != Reason.OK for a in actions])) if actions else 0.0,
-    "completion_tokens": float(np.mean([len(call.completion.ids) for call in calls])),
-    "unfinished": float(np.mean([call.completion.finish == "length" for call in calls])),
+    "rejected": float(np.mean(refused)) if refused else 0.0,
   }
+  if calls:
+    metrics["completion_tokens"] = float(np.mean([len(call.completion.ids) for call in calls]))
+    metrics["unfinished"] = float(np.mean([call.completion.finish == Finish.LENGTH for call in calls]))
+  return metrics

@@ -1,13 +1,47 @@
-"""Evaluates a policy, or the newest checkpoint of a run, on held-out histories."""
+"""Evaluates on held-out histories: the policy (newest checkpoint of the run), or memories that need no policy.
 
+The memories of the reference notes are what a perfect writer would leave, those of no writer at all are empty: between
+these two lies what a policy can gain.
+"""
+
+import numpy as np
 from ml_collections import ConfigDict
 
+from attrimem_jax.data.teacher import Sloppiness
+from attrimem_jax.evaluation.runner import Evaluated, judge
 from attrimem_jax.jobs import setup
 from attrimem_jax.jobs.grpo import Trainer
 from attrimem_jax.jobs.run import Run
+from attrimem_jax.jobs.tasks import Task
+from attrimem_jax.memory import bank as banks
+from attrimem_jax.memory.bank import Bank
+from attrimem_jax.rl.teaching import write_as_teacher
+from attrimem_jax.rollout.writing import Rollout
 
 
 def run_evaluate(config: ConfigDict, run: Run) -> None:
   """Job `evaluate`: one row of `eval/…` metrics, at the step of the checkpoint that was evaluated (0 for none)."""
   trainer = Trainer(config, run)
-  trainer.evaluate(run.resumed or 0, setup.newest_params(config, run, trainer.policy))
+  if config.eval.memory == "policy":
+    trainer.evaluate(run.resumed or 0, setup.newest_params(config, run, trainer.policy))
+  else:
+    trainer.report(run.resumed or 0, _ask_given(config, trainer))
+
+
+def _ask_given(config: ConfigDict, trainer: Trainer) -> list[Evaluated]:
+  tasks = trainer.tasks.evaluation()
+  rollouts = [Rollout(task.window, 0, (), _bank(config, trainer, task)) for task in tasks]
+  return judge(trainer.reader, rollouts, [task.questions for task in tasks], config.reward.kind, trainer.chat)
+
+
+def _bank(config: ConfigDict, trainer: Trainer, task: Task) -> Bank:
+  if config.eval.memory == "empty":
+    return Bank.empty()
+  if config.eval.memory == "teacher":
+    sloppiness = Sloppiness(**config.data.teacher.to_dict())
+    rng = np.random.default_rng(np.random.SeedSequence([config.seed, task.window.number]))
+    return write_as_teacher(trainer.chat, task.episode, sloppiness=sloppiness, rng=rng)[0]
+  if config.data.name == "synthetic":  # notes with UPDATE applied, as a perfect teacher does
+    return write_as_teacher(trainer.chat, task.episode, sloppiness=Sloppiness(), rng=np.random.default_rng(0))[0]
+  dates = [session.date for session in task.window.history.sessions]
+  return banks.from_notes(task.episode.notes, dates, trainer.chat.tokenizer)

@@ -119,11 +119,11 @@ class Trainer:
     return state, {f"train/{name}": v for name, v in metrics.items()} | clock.times
 
   def evaluate(self, step: int, params) -> None:
-    """Writes, asks and scores the held-out tasks; writes `eval/…` metrics and prints the accuracy."""
+    """Writes, asks and scores the held-out tasks."""
     config = self.config
     tasks = [task for task in self.tasks.evaluation() if task.questions]
     key = jax.random.fold_in(jax.random.key(config.seed), 2**31 - 1)
-    done: list[Evaluated] = evaluate(
+    done = evaluate(
       setup.writer(config, setup.with_params(self.policy, params), config.eval.temperature),
       self.reader,
       [task.window for task in tasks],
@@ -131,6 +131,11 @@ class Trainer:
       key,
       config.reward.kind,
     )
+    self.report(step, done)
+
+  def report(self, step: int, done: Sequence[Evaluated]) -> None:
+    """Writes `eval/…` metrics of what was evaluated, and prints the accuracy."""
+    config = self.config
     metrics = summarise(done, samples=config.eval.bootstrap, confidence=config.eval.confidence)
     self.run.metrics.write(step, {f"eval/{name}": v for name, v in metrics.items()})
     low, high = metrics["accuracy_low"], metrics["accuracy_high"]

@@ -20,10 +20,11 @@ from attrimem_jax.types import Episode, History, Note, Question
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """A window to write, and the questions to ask about the bank afterwards; the writer is given the window alone."""
+  """A window of an episode to write, and the questions to ask afterwards; the writer is given the window alone."""
 
   window: Window
   questions: tuple[Question, ...]
+  episode: Episode
 
 
 class Tasks:
@@ -76,10 +77,10 @@ class Tasks:
     window = _window(self._config, self._chat, episode, number, rng)
     asked = [q for q in askable(episode, window) if not self._config.data.kinds or q.kind in self._config.data.kinds]
     if not asked:  # a window of small talk; ask about it anyway would only add noise
-      return Task(window, ())
+      return Task(window, (), episode)
     if 0 < questions < len(asked):
       asked = [asked[i] for i in sorted(rng.choice(len(asked), questions, replace=False))]
-    return Task(window, tuple(asked))
+    return Task(window, tuple(asked), episode)
 
   def _episode(self, split: str, number: int) -> Episode:
     if split in self._finite:
