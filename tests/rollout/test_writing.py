@@ -169,7 +169,7 @@ def test_no_question_fits_into_what_a_writer_is_given():
 def test_with_a_real_network_too(writer_model, history, key):
   """Bit for bit again, and the rollout of a group of one is the first of a group of two."""
   writer = Writer(writer_model, COMPACT, Sampling(8), Bm25(5), modules=(EPISODIC, SEMANTIC), step=32)
-  window = Window(history, 3, 0, 2)
+  window = Window(history, 3, 1, 2)
   (two,), (again,), (one,) = (write(writer, [window], group, key) for group in (2, 2, 1))
   assert [spoken(r) for r in two] == [spoken(r) for r in again]
   for a, b in zip(two, again, strict=True):
