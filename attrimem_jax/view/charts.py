@@ -15,7 +15,7 @@ class Series:
   """Points of one measurement.
 
   Attributes:
-    label: what they are.
+    label: what they are; "" leaves them out of the key.
     x, y: of the points, in order of x.
     low, high: ends of each point's interval, or empty.
     line: a line through the points, or a mark at each of them.
@@ -53,7 +53,7 @@ def line_chart(title: str, series: Sequence[Series], x_label: str = "step") -> s
   frame = _Frame(_span(xs), (y_ticks[0], y_ticks[-1]))
   drawn = "".join(_draw(s, frame) for s in series)
   head = f'<text x="{_LEFT}" y="16" font-weight="600">{escape(title)}</text>' + _key(series, len(title))
-  said = f"{title}: " + "; ".join(f"{s.label} from {s.y[0]:.3g} to {s.y[-1]:.3g}" for s in series if s.y)
+  said = f"{title}: " + "; ".join(f"{s.label} from {s.y[0]:.3g} to {s.y[-1]:.3g}" for s in series if s.y and s.label)
   return (
     f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}" '
     f'role="img" aria-label="{escape(said)}" font-family="system-ui,sans-serif" font-size="12" fill="#111">'
@@ -114,7 +114,7 @@ def _draw(series: Series, frame: _Frame) -> str:
 def _key(series: Sequence[Series], after: int) -> str:
   """What each mark means, behind the title."""
   x, parts = _LEFT + 7.5 * after + 24, []
-  for s in series:
+  for s in (s for s in series if s.label):
     mark = (
       f'<path d="M{x} 12h18" stroke="#111" stroke-width="2"/>'
       if s.line and len(s.x) > 1

@@ -55,22 +55,23 @@ def box(content: str) -> str:
 
 
 def legend(scale: float, *, up: str, down: str, none: str) -> str:
-  """One line that explains tints and lines: what blue, orange, plain and grey mean, and the number at full strength."""
+  """One line that explains the tints, with the numbers at full strength; grey is left out where `none` is empty."""
   samples = [
     (_swatch(-1.0), f"{escape(down)} (−{scale:.3g})"),
     (_swatch(-0.3), "a little"),
     ('<span style="color:#111">text</span>', "no effect"),
     (_swatch(0.3), "a little"),
     (_swatch(1.0), f"{escape(up)} (+{scale:.3g})"),
-    (f'<span style="color:{GREY}">text</span>', escape(none)),
   ]
+  if none:
+    samples.append((f'<span style="color:{GREY}">text</span>', escape(none)))
   items = "".join(f'<span style="margin-right:1.2em;white-space:nowrap">{a} {b}</span>' for a, b in samples)
   style = "font:12px/2 system-ui,sans-serif;color:#333;background:#fff;print-color-adjust:exact"
   return f'<div style="{style};-webkit-print-color-adjust:exact">{items}</div>'
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-  """A plain table; the cells are HTML already. Numbers are best aligned by `number`."""
+  """A plain table; the cells are HTML already."""
   cell = 'style="text-align:left;vertical-align:top;padding:3px 12px 3px 0;border-bottom:1px solid #e2e2e2"'
   top = "".join(f"<th {cell}>{escape(name)}</th>" for name in head)
   body = "".join("<tr>" + "".join(f"<td {cell}>{value}</td>" for value in row) + "</tr>" for row in rows)

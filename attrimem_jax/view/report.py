@@ -232,32 +232,37 @@ def _rollout(row: Row, tokenizer: Tokenizer | None) -> str:
   if cells:
     parts.append(html.table(("question", "right answers", "answer", "score"), cells))
   calls = [call for call in row["calls"] if call.get("ids")]
-  for name, meaning in _COLOURS.items():
-    parts.append(_coloured(calls, tokenizer, name, meaning))
-    if tokenizer is None:  # the second time would look the same
-      break
-  return "\n".join(parts)
+  return "\n".join([*parts, _plain(calls) if tokenizer is None else _coloured(calls, tokenizer)])
 
 
 _COLOURS = {
   "attribution": {"up": "made the answers likelier", "down": "made them less likely", "none": "in no context"},
-  "advantages": {"up": "reinforced", "down": "discouraged", "none": "not trained on"},
+  "advantages": {"up": "reinforced", "down": "discouraged", "none": ""},
 }
 
 
-def _coloured(calls: Sequence[Row], tokenizer: Tokenizer | None, name: str, meaning: Mapping[str, str]) -> str:
-  """All calls of a rollout with their tokens coloured by one of the numbers."""
-  scale = html.largest(value for call in calls for value in call.get(name) or ())
+def _plain(calls: Sequence[Row]) -> str:
+  rows = [(_where(call), html.box(html.escape(call["text"])) + _refusals(call)) for call in calls]
+  return html.table(("call", "written"), rows)
+
+
+def _coloured(calls: Sequence[Row], tokenizer: Tokenizer) -> str:
+  """What the calls of a rollout wrote, once in the colours of attribution and beside it in those of advantage."""
+  scales = {name: html.largest(value for call in calls for value in call[name]) for name in _COLOURS}
   rows = []
   for call in calls:
-    where = f"session {call['session'] + 1}<br>{html.escape(str(call['module']))}"
-    if tokenizer is None:
-      content = html.escape(call["text"])
-    else:
-      content = html.tokens(tokenizer.pieces(call["ids"]), call[name], scale=scale, name=name.removesuffix("s"))
-    rows.append((where, html.box(content) + _refusals(call)))
-  head = "" if tokenizer is None else html.legend(scale, **meaning)
-  return head + html.table(("call", f"written, by {name.removesuffix('s')}"), rows)
+    pieces = tokenizer.pieces(call["ids"])
+    boxes = [
+      html.box(html.tokens(pieces, call[name], scale=scale, name=name.removesuffix("s")))
+      for name, scale in scales.items()
+    ]
+    rows.append((_where(call), boxes[0] + _refusals(call), boxes[1]))
+  legends = "".join(html.legend(scale, **_COLOURS[name]) for name, scale in scales.items())
+  return legends + html.table(("call", "written, by attribution", "by advantage"), rows)
+
+
+def _where(call: Row) -> str:
+  return f"session&nbsp;{call['session'] + 1}<br>{html.escape(str(call['module']))}"
 
 
 def _refusals(call: Row) -> str:
