@@ -1,4 +1,6 @@
-"""Runs one job from a recipe:  python -m attrimem_jax.main --config=configs/grpo_token.py[:preset] [--config.key=value …]
+"""Runs one job from a recipe.
+
+  python -m attrimem_jax.main --config=configs/grpo_token.py[:preset] [--config.key=value …] [--workdir=runs/name]
 
 The recipe and the overrides give one locked configuration; all that is wrong with it is reported before any work
 starts. The run directory (`--workdir`) then holds config.json, metrics.jsonl, TensorBoard events, rollouts,
@@ -13,7 +15,9 @@ from collections.abc import Sequence
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "Recipe, e.g. configs/grpo_token.py:smollm2.", lock_config=True)
+_CONFIG = config_flags.DEFINE_config_file(
+  "config", None, "Recipe, e.g. configs/grpo_token.py:smollm2.", lock_config=True
+)
 _WORKDIR = flags.DEFINE_string("workdir", "", "Run directory; by default runs/<recipe>[-<preset>].")
 
 JOBS = {

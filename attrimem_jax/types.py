@@ -47,7 +47,7 @@ class Turn:
 
 @dataclasses.dataclass(frozen=True)
 class Session:
-  """One sitting of a conversation. `date` is ISO-8601 local time without zone ("2023-05-08T13:56"), or "" if unknown."""
+  """One sitting of a conversation. `date` is ISO-8601 local time without zone ("2023-05-08T13:56"), "" if unknown."""
 
   id: str
   date: str
@@ -64,7 +64,7 @@ class History:
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-  """Asked after the history. `answers` holds every accepted gold answer; it is empty where the right answer is to abstain.
+  """Asked after the history. `answers` holds every accepted gold answer; none where the right answer is to abstain.
 
   `evidence` holds the ids of the turns that carry the answer, `date` the day on which the question is asked.
   """

@@ -54,7 +54,11 @@ def evaluate(
 
 
 def judge(
-  reader: Reader, rollouts: Sequence[Rollout], questions: Sequence[Sequence[Question]], kind: str, chat: Chat | None = None
+  reader: Reader,
+  rollouts: Sequence[Rollout],
+  questions: Sequence[Sequence[Question]],
+  kind: str,
+  chat: Chat | None = None,
 ) -> list[Evaluated]:
   """Asks and scores the questions of each rollout's bank, whoever wrote it."""
   items = [(r.bank, q, (r.window.history.id, r.index)) for r, q in zip(rollouts, questions, strict=True)]

@@ -1,1 +1,1 @@
-"""What `main` can be asked to do: warm start, training, evaluation, export. Wiring and loops; the work is done below."""
+"""What `main` can be asked to do: warm start, training, evaluation, export. Wiring and loops only."""

@@ -23,7 +23,7 @@ def run_evaluate(config: ConfigDict, run: Run) -> None:
   """Job `evaluate`: one row of `eval/…` metrics, at the step of the checkpoint that was evaluated (0 for none)."""
   trainer = Trainer(config, run)
   if config.eval.memory == "policy":
-    trainer.evaluate(run.resumed or 0, setup.newest_params(config, run, trainer.policy))
+    trainer.evaluate(run.resumed or 0, setup.newest_params(run, trainer.policy))
   else:
     trainer.report(run.resumed or 0, _ask_given(config, trainer))
 

@@ -13,7 +13,7 @@ from attrimem_jax.jobs.run import Run
 def run_export(config: ConfigDict, run: Run) -> None:
   """Job `export`: writes the policy to `export.out`, by default <workdir>/export."""
   model = setup.policy_model(config)
-  model = setup.with_params(model, setup.newest_params(config, run, model))
+  model = setup.with_params(model, setup.newest_params(run, model))
   export(model, config, pathlib.Path(config.export.out or run.workdir / "export"))
 
 
@@ -23,7 +23,9 @@ def export(model: LanguageModel, config: ConfigDict, folder: pathlib.Path) -> No
   Raises:
     ValueError: what was read back differs from what was written.
   """
-  huggingface.write(folder, model.config, model.params, model.tokenizer, model.config.to_hf(), dtype=config.export.dtype)
+  huggingface.write(
+    folder, model.config, model.params, model.tokenizer, model.config.to_hf(), dtype=config.export.dtype
+  )
   print(f"exported {model.name} to {folder}", flush=True)
   if config.export.verify:
     print(huggingface.verify(folder, model.params), flush=True)

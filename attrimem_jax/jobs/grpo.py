@@ -22,7 +22,6 @@ from attrimem_jax.attribution.attribute import Attribution, Problem, fit, measur
 from attrimem_jax.attribution.credit import Unit
 from attrimem_jax.evaluation.runner import Evaluated, evaluate, memory_metrics, summarise
 from attrimem_jax.io.clock import Clock
-from attrimem_jax.io.models import LanguageModel
 from attrimem_jax.jobs import setup
 from attrimem_jax.jobs.run import Run
 from attrimem_jax.jobs.tasks import Task, Tasks
@@ -81,7 +80,11 @@ class Trainer:
     self.reference = sharding.place(self.policy.params, self.mesh) if config.rl.kl else None
     self.update = make_update(self.policy.config, self.optimizer, _loss_settings(config), self._logprobs())
     self.advantages = AdvantageSettings(
-      config.rl.lambda_, Unit(config.attribution.unit), config.rl.normalise, config.rl.clip_process, config.rl.drop_flat_groups
+      config.rl.lambda_,
+      Unit(config.attribution.unit),
+      config.rl.normalise,
+      config.rl.clip_process,
+      config.rl.drop_flat_groups,
     )
     if self.tasks.report:
       print(self.tasks.report, flush=True)
@@ -96,7 +99,7 @@ class Trainer:
     params = sharding.place(jax.tree.map(np.array, self.policy.params), self.mesh)
     return optimizers.init_state(self.optimizer, params)
 
-  def step(self, step: int, state: optimizers.TrainState):
+  def step(self, step: int, state: optimizers.TrainState) -> tuple[optimizers.TrainState, dict[str, float]]:
     """One GRPO step: (new state, metrics with slash-separated names)."""
     clock = Clock()
     tasks = self.tasks.training(step)
@@ -140,8 +143,8 @@ class Trainer:
     self.run.metrics.write(step, {f"eval/{name}": v for name, v in metrics.items()})
     low, high = metrics["accuracy_low"], metrics["accuracy_high"]
     print(
-      f"step {step}: held-out accuracy {metrics['accuracy']:.3f} [{low:.3f}, {high:.3f}] on {metrics['questions']} questions"
-      f", {metrics['memory_tokens']:.0f} tokens of memory each",
+      f"step {step}: held-out accuracy {metrics['accuracy']:.3f} [{low:.3f}, {high:.3f}] "
+      f"on {metrics['questions']} questions, {metrics['memory_tokens']:.0f} tokens of memory each",
       flush=True,
     )
 
@@ -213,9 +216,7 @@ class Trainer:
     longest = max(task.window.stop - task.window.start for task in tasks)
     micro = config.rl.micro_batches
     prefixes = -(-len(tasks) * longest // micro) * micro
-    batch = training_batch(
-      valued, prefixes=prefixes, width=setup.completion_width(config), step=config.rollout.bucket
-    )
+    batch = training_batch(valued, prefixes=prefixes, width=setup.completion_width(config), step=config.rollout.bucket)
     return sharding.place_batch(accumulation.split(batch, micro), self.mesh)
 
 
@@ -292,7 +293,9 @@ def _call_row(valued: Valued, tokenizer) -> dict:
     "prompt_ids": [*map(int, call.prefix), *map(int, call.prompt)],
     "logps": [round(float(x), 6) for x in call.completion.logps],
     "actions": [{"line": a.line, "reason": a.reason} for a in call.actions],
-    "attribution": [float(x) if s else None for x, s in zip(valued.credit.rewards, valued.credit.is_source, strict=True)],
+    "attribution": [
+      float(x) if s else None for x, s in zip(valued.credit.rewards, valued.credit.is_source, strict=True)
+    ],
     "outcome": float(valued.outcome),
     "advantages": [float(x) for x in valued.advantages],
   }

@@ -48,7 +48,9 @@ class Run:
     if self.stopping:  # asked twice: do not wait for the step
       raise KeyboardInterrupt
     self.stopping = True
-    print(f"\nstopping after this step ({signal.Signals(number).name}); the same command goes on from there", flush=True)
+    print(
+      f"\nstopping after this step ({signal.Signals(number).name}); the same command goes on from there", flush=True
+    )
 
   def restore(self, state: TrainState) -> TrainState:
     """The newest checkpoint, or `state` where there is none."""
@@ -84,7 +86,8 @@ def _check_same(file: pathlib.Path, config: ConfigDict) -> None:
     ]
     if changed:
       raise ValueError(
-        f"{file.parent} holds a run of another configuration ({'; '.join(changed)}): give another --workdir, or remove it"
+        f"{file.parent} holds a run of another configuration ({'; '.join(changed)}): "
+        "give another --workdir, or remove it"
       )
   file.write_text(json.dumps(mine, indent=1) + "\n")
 

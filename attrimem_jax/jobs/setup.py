@@ -6,14 +6,18 @@ import pathlib
 from ml_collections import ConfigDict
 
 from attrimem_jax.io import checkpoints, models
+from attrimem_jax.io.models import LanguageModel
+from attrimem_jax.jobs.run import Run
 from attrimem_jax.memory.prompts import COMPACT, FULL, Prompts
 from attrimem_jax.memory.retrieval import Bm25, Dense, Retriever, last_token_embed
 from attrimem_jax.nn.batching import bucket
+from attrimem_jax.nn.decoder import Params
 from attrimem_jax.rl.optimizer import OptimizerSettings
 from attrimem_jax.rollout.answering import Reader
 from attrimem_jax.rollout.sampling import Sampling
 from attrimem_jax.rollout.writing import Writer
 from attrimem_jax.text.chat import Chat
+from attrimem_jax.text.tokenizer import Tokenizer
 from attrimem_jax.types import Module
 
 PROMPTS = {"compact": COMPACT, "full": FULL}
@@ -23,11 +27,11 @@ def prompts(name: str) -> Prompts:
   return PROMPTS[name]
 
 
-def chat(config: ConfigDict, tokenizer) -> Chat:
+def chat(config: ConfigDict, tokenizer: Tokenizer) -> Chat:
   return Chat(tokenizer, thinking=config.policy.thinking)
 
 
-def writer(config: ConfigDict, model, temperature: float) -> Writer:
+def writer(config: ConfigDict, model: LanguageModel, temperature: float) -> Writer:
   """The policy of a run, sampling at `temperature`."""
   rollout = config.rollout
   return Writer(
@@ -44,7 +48,7 @@ def writer(config: ConfigDict, model, temperature: float) -> Writer:
   )
 
 
-def reader(config: ConfigDict, model) -> Reader:
+def reader(config: ConfigDict, model: LanguageModel) -> Reader:
   """The frozen answer model of a run with its retriever."""
   answer = config.answer
   return Reader(
@@ -67,7 +71,7 @@ def retriever(config: ConfigDict) -> Retriever:
   return Dense(embed, top_k=chosen.top_k, instruction=chosen.instruction)
 
 
-def policy_model(config: ConfigDict):
+def policy_model(config: ConfigDict) -> LanguageModel:
   """The starting policy: `policy.model`, with the newest parameters of the run `policy.checkpoint` if that is given."""
   model = models.load(config.policy.model)
   if not config.policy.checkpoint:
@@ -76,14 +80,14 @@ def policy_model(config: ConfigDict):
   return with_params(model, checkpoints.read_params(folder, model.params))
 
 
-def newest_params(config: ConfigDict, run, model):
+def newest_params(run: Run, model: LanguageModel) -> Params:
   """Parameters of the run's newest checkpoint, or the model's own where the run has none."""
   if run.resumed is None:
     return model.params
   return checkpoints.read_params(run.workdir / "checkpoints", model.params)
 
 
-def answer_model(config: ConfigDict, policy):
+def answer_model(config: ConfigDict, policy: LanguageModel) -> LanguageModel:
   """The answer model; the policy's own starting weights where both name the same model.
 
   Raises:
@@ -99,7 +103,7 @@ def answer_model(config: ConfigDict, policy):
   return model
 
 
-def with_params(model, params):
+def with_params(model: LanguageModel, params: Params) -> LanguageModel:
   return dataclasses.replace(model, params=params)
 
 

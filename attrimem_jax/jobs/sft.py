@@ -46,9 +46,7 @@ def run_sft(config: ConfigDict, run: Run) -> None:
   """Trains for `train.steps`, resuming from the newest checkpoint of the run; ends with a model in HF format."""
   model = starting_model(config)
   optimizer = optimizers.make_optimizer(setup.optimizer_settings(config))
-  logprobs = functools.partial(
-    decoder.token_logprobs, model.config, dtype=config.policy.dtype, remat=config.rl.remat
-  )
+  logprobs = functools.partial(decoder.token_logprobs, model.config, dtype=config.policy.dtype, remat=config.rl.remat)
   update = sft.make_sft_update(model.config, optimizer, logprobs)
   held_out = sft.make_sft_evaluation(model.config, logprobs)
   state = run.restore(optimizers.init_state(optimizer, model.params))
@@ -80,9 +78,7 @@ class Examples:
     self._chat = Chat(tokenizer, thinking=config.policy.thinking)
     self._world = synthetic.WorldConfig(**{k: tuple(v) for k, v in config.data.synthetic.items()})
     self._widths = Widths(**config.sft.widths.to_dict())
-    self._make: Callable[[str, int], list[Example]] = (
-      self._writing if config.sft.task == "policy" else self._answering
-    )
+    self._make: Callable[[str, int], list[Example]] = self._writing if config.sft.task == "policy" else self._answering
 
   def batches(self, start: int) -> Iterator[sft.SftBatch]:
     """Batches from step `start` on, made ahead of their use."""

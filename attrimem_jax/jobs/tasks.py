@@ -93,9 +93,7 @@ class Tasks:
   def _fitted(self, episode: Episode) -> Episode:
     """Leaves out or divides what would not fit the prompt; notes keep pointing at the session they came from."""
     config = self._config.policy
-    history = fit_history(
-      self._chat, self._prompts, episode.history, config.max_prompt // 2, Overflow(config.overlong)
-    )
+    history = fit_history(self._chat, self._prompts, episode.history, config.max_prompt // 2, Overflow(config.overlong))
     place = {session.id.split("/")[0]: i for i, session in reversed(list(enumerate(history.sessions)))}
     old = [session.id for session in episode.history.sessions]
     notes = tuple(Note(place[old[note.session]], note.module, note.text) for note in episode.notes)

@@ -55,7 +55,9 @@ def pack(
     prefix[p, : len(ids)], prefix_mask[p, : len(ids)] = ids, True
     for i, (prompt, completion) in enumerate(suffixes[p]):
       if len(prompt) == 0:
-        raise ValueError(f"row {i} of prefix {p} has an empty prompt: its first completion token has no column before it")
+        raise ValueError(
+          f"row {i} of prefix {p} has an empty prompt: its first completion token has no column before it"
+        )
       cells = slice(prompt_width - len(prompt), prompt_width + len(completion))
       suffix[p, i, cells], suffix_mask[p, i, cells] = np.concatenate([prompt, completion]), True
   return Shared(prefix, prefix_mask, suffix, suffix_mask)

@@ -49,7 +49,9 @@ class DecoderConfig:
     """
     family = hf.get("model_type")
     if family not in ARCHITECTURES:
-      raise ValueError(f"config.json: model_type {family!r} is not supported; known: {', '.join(sorted(ARCHITECTURES))}")
+      raise ValueError(
+        f"config.json: model_type {family!r} is not supported; known: {', '.join(sorted(ARCHITECTURES))}"
+      )
     _refuse_unsupported(hf, family)
     heads = hf["num_attention_heads"]
     return cls(
@@ -110,4 +112,6 @@ def _refuse_unsupported(hf: Mapping[str, Any], family: str) -> None:
   }
   found = [name for name, present in problems.items() if present]
   if found:
-    raise ValueError(f"config.json of a {family} model asks for {', '.join(found)}, which this decoder does not compute")
+    raise ValueError(
+      f"config.json of a {family} model asks for {', '.join(found)}, which this decoder does not compute"
+    )

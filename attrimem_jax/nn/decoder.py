@@ -7,6 +7,7 @@ keys are never copied, however many suffixes [P, n, Ts] attend to them.
 
 import functools
 import math
+from typing import Any
 
 import flax.struct
 import jax
@@ -16,7 +17,9 @@ from flax import nnx
 from attrimem_jax.nn.attention import attend, rotary, rotate
 from attrimem_jax.nn.config import DecoderConfig
 
-Params = dict
+Params = dict[str, Any]
+Rope = tuple[jax.Array, jax.Array]
+Caches = tuple[jax.Array, ...]
 
 
 @flax.struct.dataclass
@@ -63,7 +66,7 @@ class Block(nnx.Module):
     self.gate, self.up = normal((D, F), D), normal((D, F), D)
     self.down = normal((F, D), F * 2 * config.layers)
 
-  def qkv(self, x, rope):
+  def qkv(self, x: jax.Array, rope: Rope) -> tuple[jax.Array, jax.Array, jax.Array]:
     """x [..., D] to q [..., N, H], k and v [..., K, H], rotated."""
     x = rms_norm(x, self.attention_norm[...], self.config.norm_eps)
     q, k, v = (_dense(x, w[...]) for w in (self.q, self.k, self.v))
@@ -74,7 +77,7 @@ class Block(nnx.Module):
       k = rms_norm(k, self.k_norm[...], self.config.norm_eps)
     return rotate(q, rope), rotate(k, rope), v
 
-  def finish(self, x, heads):
+  def finish(self, x: jax.Array, heads: jax.Array) -> jax.Array:
     """Adds the attention's result `heads` [..., N, H] and the feed-forward to the residual x [..., D]."""
     x = x + _dense(heads, self.o[...], axes=2)
     y = rms_norm(x, self.mlp_norm[...], self.config.norm_eps)
@@ -92,7 +95,7 @@ def _dense(x, weight, axes=1):
   return out.reshape(*x.shape[: x.ndim - axes], *weight.shape[axes:])
 
 
-def rms_norm(x, scale, eps):
+def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
   """Root-mean-square norm, computed in float32, returned in x's dtype."""
   y = x.astype(jnp.float32)
   y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + eps) * scale
@@ -133,7 +136,9 @@ def block(config: DecoderConfig, layer: Params) -> Block:
   return nnx.merge(_definition(config), layer)
 
 
-def forward(config: DecoderConfig, params: Params, batch: Shared, *, dtype=jnp.float32, remat=False, keep_cache=False):
+def forward(
+  config: DecoderConfig, params: Params, batch: Shared, *, dtype=jnp.float32, remat=False, keep_cache=False
+) -> tuple[jax.Array, Caches | None]:
   """One differentiable pass over prefixes and suffixes.
 
   Returns:
@@ -161,7 +166,7 @@ def forward(config: DecoderConfig, params: Params, batch: Shared, *, dtype=jnp.f
 
 
 def unroll(config: DecoderConfig) -> int:
-  """How many layers a scan unrolls: all of a shallow network (a fifth faster on CPU), one of a deep one (compile time)."""
+  """How many layers a scan unrolls: all of a shallow network (faster on CPU), one of a deep one (compile time)."""
   return config.layers if config.layers <= 4 else 1
 
 

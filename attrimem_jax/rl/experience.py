@@ -76,18 +76,20 @@ def value(group: Group, settings: AdvantageSettings, tokenizer: Tokenizer) -> li
   process = advantage.process_advantages(flat_rewards, is_source, normalise=settings.normalise, clip=settings.clip)
   cuts = np.cumsum([len(c.completion.ids) for c in calls])[:-1]
   return [
-    Valued(c, credit[c.key], outcome[c.key.rollout], outcome[c.key.rollout] + settings.lambda_ * p, valid[c.key.rollout])
+    Valued(
+      c, credit[c.key], outcome[c.key.rollout], outcome[c.key.rollout] + settings.lambda_ * p, valid[c.key.rollout]
+    )
     for c, p in zip(calls, np.split(process, cuts), strict=True)
   ]
 
 
-def _credit(group: Group, settings: AdvantageSettings, tokenizer: Tokenizer, calls: Sequence[Call]) -> dict[CallKey, Credit]:
+def _credit(
+  group: Group, settings: AdvantageSettings, tokenizer: Tokenizer, calls: Sequence[Call]
+) -> dict[CallKey, Credit]:
   history = group.rollouts[0].window.history.id
   asked = {(history, g): len(answers) for g, answers in enumerate(group.answers)}
   credit = assign({c.key: len(c.completion.ids) for c in calls}, group.attributions, asked)
-  return {
-    c.key: by_unit(credit[c.key], settings.unit, c.actions, tokenizer.pieces(c.completion.ids)) for c in calls
-  }
+  return {c.key: by_unit(credit[c.key], settings.unit, c.actions, tokenizer.pieces(c.completion.ids)) for c in calls}
 
 
 def training_batch(groups: Sequence[Sequence[Valued]], *, prefixes: int, width: int, step: int) -> Batch:

@@ -1,7 +1,8 @@
-"""Supervised examples of the synthetic world on the shared-prefix layout: what the small shipped models learn from.
+"""Supervised examples of the synthetic world on the shared-prefix layout: what the shipped models learn.
 
-Writing: a session is the prefix, its four module calls are the suffixes, the teacher's actions the completions. Answering:
-a memory is the prefix, the questions about it are the suffixes. Both render prompts by the functions that rollouts use.
+Writing: a session is the prefix, its four module calls are the suffixes, the teacher's actions the completions.
+Answering: a memory is the prefix, the questions about it are the suffixes. Both render prompts by the functions that
+rollouts use.
 """
 
 import dataclasses
@@ -98,7 +99,7 @@ class Widths:
 
 
 def batch(examples: Sequence[Example], widths: Widths) -> SftBatch:
-  """Pads examples that `widths` holds to one batch; suffixes beyond its rows are left out, completions carry the loss."""
+  """Pads examples that `widths` holds to one batch; completions carry the loss, suffixes beyond `rows` are left out."""
   shared = pack(
     [e.prefix for e in examples],
     [e.suffixes[: widths.rows] for e in examples],

@@ -160,12 +160,12 @@ def check_first_step(metrics: Mapping[str, Any]) -> bool:
     )
   if not jnp.isfinite(grad_norm):
     raise RuntimeError(f"the first gradient has norm {grad_norm}: a log-probability or an advantage is not finite.")
+  if moved > 0:
+    return True
   if float(metrics["tokens"]) == 0 or float(metrics["advantage_abs"]) == 0:
     return False
-  if not moved > 0:
-    raise RuntimeError(
-      f"the first update moved no weight (gradient norm {grad_norm:.3g}, mean |advantage| "
-      f"{float(metrics['advantage_abs']):.3g}): the learning rate is 0 or below the weights' "
-      "resolution, or nothing is trainable."
-    )
-  return True
+  raise RuntimeError(
+    f"the first update moved no weight (gradient norm {grad_norm:.3g}, mean |advantage| "
+    f"{float(metrics['advantage_abs']):.3g}): the learning rate is 0 or below the weights' "
+    "resolution, or nothing is trainable."
+  )

@@ -103,7 +103,14 @@ def _answers(reader: Reader, prefix: list[int], prompts: Sequence[np.ndarray]) -
       part = members[at : at + rows]
       keys = np.zeros((1, len(part), 2), np.uint32)
       (out,) = complete(
-        reader.model, [prefix], [[prompts[i] for i in part]], keys, sampling, rows=rows, dtype=reader.dtype, step=reader.step
+        reader.model,
+        [prefix],
+        [[prompts[i] for i in part]],
+        keys,
+        sampling,
+        rows=rows,
+        dtype=reader.dtype,
+        step=reader.step,
       )
       for i, completion in zip(part, out, strict=True):
         done[i] = completion

@@ -78,11 +78,18 @@ def complete(
   static = (bucket(sampling.max_new_tokens, 8), stop, sampling.top_k, sampling.top_p, jnp.dtype(dtype).name)
   ids, logps, lengths = jax.device_get(
     _generate(
-      model.config, *static, model.params, shared, padded, np.float32(sampling.temperature), np.int32(sampling.max_new_tokens)
+      model.config,
+      *static,
+      model.params,
+      shared,
+      padded,
+      np.float32(sampling.temperature),
+      np.int32(sampling.max_new_tokens),
     )
   )
   return [
-    [_completion(ids[p, i], logps[p, i], lengths[p, i], stop) for i in range(len(group))] for p, group in enumerate(prompts)
+    [_completion(ids[p, i], logps[p, i], lengths[p, i], stop) for i in range(len(group))]
+    for p, group in enumerate(prompts)
   ]
 
 
@@ -92,7 +99,9 @@ def _completion(ids, logps, length, stop) -> Completion:
 
 
 @functools.partial(jax.jit, static_argnums=range(6))
-def _generate(config: DecoderConfig, width, stop, top_k, top_p, dtype, params, shared: Shared, keys, temperature, limit):
+def _generate(
+  config: DecoderConfig, width, stop, top_k, top_p, dtype, params, shared: Shared, keys, temperature, limit
+):
   """Returns ids int32 [P, n, width], logps float32 [P, n, width] and lengths int32 [P, n]."""
   states, caches = forward(config, params, shared, dtype=jnp.dtype(dtype), keep_cache=True)
   P, n, _ = shared.suffix.shape
@@ -132,7 +141,16 @@ def _generate(config: DecoderConfig, width, stop, top_k, top_p, dtype, params, s
 
   done = ~jnp.any(shared.suffix_mask, axis=-1)
   ids = jnp.zeros((P, n, width), jnp.int32)
-  start = (jnp.int32(0), done, states[:, :, -1], ids, ids.astype(jnp.float32), jnp.zeros((P, n), jnp.int32), empty, empty)
+  start = (
+    jnp.int32(0),
+    done,
+    states[:, :, -1],
+    ids,
+    ids.astype(jnp.float32),
+    jnp.zeros((P, n), jnp.int32),
+    empty,
+    empty,
+  )
   _, _, _, ids, logps, lengths, _, _ = jax.lax.while_loop(go_on, one, start)
   return ids, logps, lengths
 

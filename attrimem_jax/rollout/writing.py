@@ -31,7 +31,7 @@ class Window:
   number: int
   start: int
   stop: int
-  bank: Bank = Bank.empty()
+  bank: Bank = dataclasses.field(default_factory=Bank.empty)
 
   def __post_init__(self):
     if not 0 <= self.start < self.stop <= len(self.history.sessions):
@@ -125,7 +125,9 @@ def _one_session(writer: Writer, chat: Chat, live, states, offset: int, key, wid
     query = "\n".join(turn.text for turn in session.turns)
     prefixes.append(session_prefix(chat, writer.prompts, session))
     prompts.append([_prompt(writer, chat, m, bank, query) for bank, _ in rows for m in writer.modules])
-    paths.append([(window.number, g, window.start + offset, _order(m)) for g in range(len(rows)) for m in writer.modules])
+    paths.append(
+      [(window.number, g, window.start + offset, _order(m)) for g in range(len(rows)) for m in writer.modules]
+    )
   # Windows that have ended stay in the batch as rows of padding, so that shapes do not change from session to session.
   missing = width - len(live)
   keys = fold(key, np.array(paths, np.uint32))
