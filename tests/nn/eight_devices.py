@@ -1,0 +1,65 @@
+"""Run by `test_sharding` on eight devices: log-probabilities and one GRPO update on each mesh, against one device."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attrimem_jax.nn import sharding
+from attrimem_jax.nn.batching import pack
+from attrimem_jax.nn.config import DecoderConfig
+from attrimem_jax.rl.loss import LossSettings
+from attrimem_jax.rl.optimizer import OptimizerSettings, init_state, make_optimizer
+from attrimem_jax.rl.update import Batch, make_logprobs, make_update
+from tests.nn import oracle
+
+# Eight prefixes, and sizes that the axes of all three meshes divide, but for an odd vocabulary.
+CONFIG = DecoderConfig(53, 16, 2, 4, 2, 6, 24, rope_theta=1e4)
+COUNT = 4
+# Steps of plain size instead of Adam's signs, which would turn rounding of a gradient near zero into a whole step.
+OPTIMIZER = make_optimizer(OptimizerSettings(learning_rate=1e-2, eps=1e-2))
+UPDATE = make_update(CONFIG, OPTIMIZER, LossSettings(kl_coefficient=0.1))
+LOGPROBS = make_logprobs(CONFIG, COUNT)
+
+
+def batch() -> Batch:
+  rng = np.random.default_rng(0)
+
+  def tokens(low: int, high: int):
+    return rng.integers(53, size=rng.integers(low, high))
+
+  suffixes = [[(tokens(1, 5), tokens(1, COUNT + 1)) for _ in range(2)] for _ in range(8)]
+  shared = pack([tokens(1, 7) for _ in range(8)], suffixes, step=8, completion_width=COUNT)
+  mask = shared.suffix_mask[..., -COUNT:]
+  whole = Batch(shared, mask, rng.normal(size=mask.shape).astype(np.float32))
+  return jax.tree.map(lambda leaf: leaf[None], whole)
+
+
+def run(params, reference, batch: Batch, mesh=None):
+  """Log-probabilities, weights after one update, and its metrics. The state is donated, so it is made here."""
+  state = init_state(OPTIMIZER, jax.tree.map(jnp.array, params))
+  if mesh is not None:
+    state = jax.device_put(state, sharding.shardings(state, mesh))
+    reference, batch = sharding.place(reference, mesh), sharding.place_batch(batch, mesh)
+    q = state.params["layers"]["q"]
+    split = (mesh.shape["fsdp"] if 16 % mesh.shape["fsdp"] == 0 else 1) * mesh.shape["tensor"]
+    assert q.addressable_shards[0].data.size * split == q.size, "parameters are divided"
+    assert batch.loss_mask.addressable_shards[0].data.shape[1] == 8 // (mesh.shape["data"] * mesh.shape["fsdp"])
+  logp = LOGPROBS(state.params, jax.tree.map(lambda leaf: leaf[0], batch.shared))
+  state, metrics = UPDATE(state, reference, batch)
+  return jax.device_get((logp, state.params, metrics))
+
+
+def main() -> None:
+  assert len(jax.devices()) == 8
+  params, reference, whole = oracle.draw(CONFIG), oracle.draw(CONFIG, 1), batch()
+  expected = run(params, reference, whole)
+  moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), expected[1], params)
+  assert min(jax.tree.leaves(moved)) > 1e-4, "every weight learns"
+  for axes in ((8, 1, 1), (1, 8, 1), (2, 2, 2)):
+    found = run(params, reference, whole, sharding.make_mesh(*axes))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5), found, expected)
+    print("x".join(map(str, axes)))
+
+
+if __name__ == "__main__":
+  main()

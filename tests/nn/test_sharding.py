@@ -1,0 +1,55 @@
+"""One table places everything, and eight devices compute what one computes."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import pytest
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
+
+from attrimem_jax.nn.sharding import make_mesh, spec
+
+
+def mesh_of(data: int, fsdp: int, tensor: int) -> AbstractMesh:
+  return AbstractMesh((data, fsdp, tensor), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+
+
+@pytest.mark.parametrize(
+  ("name", "shape", "expected"),
+  [
+    ("q", (2, 16, 4, 6), P(None, "fsdp", "tensor", None)),
+    ("k", (2, 16, 1, 6), P(None, "fsdp", None, None)),  # one head is not divided by two
+    ("embed", (53, 16), P(None, "fsdp")),
+    ("down", (2, 24, 16), P(None, "tensor", "fsdp")),
+    ("attention_norm", (2, 16), P()),
+  ],
+)
+def test_an_axis_that_does_not_divide_is_left_out(name, shape, expected):
+  assert spec(name, shape, mesh_of(2, 2, 2)) == expected
+
+
+def test_a_mesh_of_more_devices_than_there_are_is_refused():
+  count = len(jax.devices())
+  with pytest.raises(
+    ValueError, match=rf"config\.mesh asks for 2 x {count} x 1 = {2 * count} devices, {count} are here"
+  ):
+    make_mesh(data=2, fsdp=count)
+
+
+@pytest.mark.slow
+def test_eight_devices_compute_what_one_computes(repository: pathlib.Path):
+  """In a process of its own, since the number of devices is fixed when JAX starts."""
+  flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+  done = subprocess.run(
+    [sys.executable, "-m", "tests.nn.eight_devices"],
+    cwd=repository,
+    env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+    capture_output=True,
+    text=True,
+    timeout=900,
+  )
+  assert done.returncode == 0, done.stderr[-4000:]
+  assert done.stdout.split() == ["8x1x1", "1x8x1", "2x2x2"]
