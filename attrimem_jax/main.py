@@ -31,13 +31,15 @@ JOBS = {
 def main(argv: Sequence[str]) -> None:
   if len(argv) > 1:
     raise ValueError(f"unknown arguments {argv[1:]}: give options as --config.key=value")
-  import jax
+  import jax  # only once the flags are parsed, so that --help is quick
 
-  from attrimem_jax import validation  # imports JAX: only once the flags are parsed, so that --help is quick
+  from attrimem_jax import validation
+  from attrimem_jax.io import models
   from attrimem_jax.jobs.run import Run
 
   logging.set_verbosity(logging.WARNING)
-
+  if not jax.config.jax_compilation_cache_dir:  # a run that goes on, or a second one, then compiles nothing again
+    jax.config.update("jax_compilation_cache_dir", str(models.cache() / "compiled"))
   config = _CONFIG.value
   if config is None:
     raise ValueError("no recipe given: add --config=configs/grpo_token.py")
