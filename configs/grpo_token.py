@@ -50,6 +50,7 @@ def smollm2(config: ConfigDict) -> None:
   config.rollout.group_size = 4
   config.rollout.histories = 1
   config.rollout.max_new_tokens = 64
+  config.rollout.records_budget = 256
   config.policy.max_prompt = 4096
   config.answer.max_context = 2048
   config.reward.questions = 2
@@ -90,6 +91,8 @@ def _real(config: ConfigDict, model: str) -> None:
   config.rollout.max_new_tokens = 512
   config.rollout.core_budget = 512
   config.rollout.records_budget = 1024
+  config.rollout.bucket = 128
+  config.rl.remat = True
   config.reward.kind = "f1"
 
 

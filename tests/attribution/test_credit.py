@@ -104,24 +104,8 @@ def test_rejected_actions_and_tokens_that_no_context_held_share_nothing():
 
 def completion(rng: np.random.Generator) -> list[int]:
   """Lines of actions, good and bad, from tokens that a policy might sample, some of them across borders."""
-  words = [
-    " tea",
-    " Ann",
-    " Bob",
-    " lives",
-    " in",
-    " Porto",
-    ".\n",
-    "\n",
-    "n.\nSKIP",
-    "\nADD",
-    "ADD",
-    "SKIP",
-    " #",
-    "2024",
-  ]
-  start = [BY_BYTES[b"ADD"]]
-  return start + [BY_BYTES[words[i].encode()] for i in rng.integers(0, len(words), 25)]
+  pieces = (" tea", " Ann", " Bob", " lives", ".\n", "\n", "n.\nSKIP", "\nADD", "ADD", "SKIP", " #", "2024")
+  return [BY_BYTES[piece.encode()] for piece in ("ADD", *rng.choice(pieces, 25))]
 
 
 def test_every_source_maps_to_exactly_one_token_of_one_call():
