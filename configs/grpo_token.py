@@ -38,7 +38,8 @@ def embedded(config: ConfigDict) -> None:
   config.optim.lr = 1e-3
   config.rollout.group_size = 8
   config.rollout.histories = 4
-  config.rollout.max_new_tokens = 32
+  config.rollout.max_new_tokens = 24
+  config.rollout.bucket = 32
   config.answer.max_new_tokens = 16
   config.attribution.masks = ((0, 8), (20, 16))
   config.rl.kl = 0.02

@@ -28,11 +28,11 @@ def get_config(preset: str = "") -> ConfigDict:
 
 def policy(config: ConfigDict) -> None:
   _from_scratch(config)
-  config.data.teacher.miss = 0.4
+  config.data.teacher.miss = 0.6
   config.data.teacher.chatter = 0.3
-  config.data.teacher.blur = 0.2
-  config.sft.widths = {"rows": 4, "prefix": 128, "prompt": 80, "completion": 32}
-  config.train.steps = 1500
+  config.data.teacher.blur = 0.3
+  config.sft.widths = {"rows": 4, "prefix": 112, "prompt": 32, "completion": 24}
+  config.train.steps = 800
 
 
 def answer(config: ConfigDict) -> None:

@@ -138,7 +138,7 @@ def locate(spec: str) -> pathlib.Path | None:
 
 
 def tokenizer_folder(folder: pathlib.Path) -> pathlib.Path:
-  """Where a model's tokenizer.json lies: with it, or once for its neighbours in `../tokenizer` (the embedded models)."""
+  """Where a model's tokenizer.json lies: with it, or in `../tokenizer` (the embedded models share one)."""
   shared = folder.parent / "tokenizer"
   return shared if not (folder / "tokenizer.json").is_file() and (shared / "tokenizer.json").is_file() else folder
 
@@ -222,13 +222,13 @@ def _download(repository: str, entry: dict[str, Any]) -> pathlib.Path:
 
 def _no_download(repository: str, why: str) -> str:
   return (
-    f"cannot download {repository!r} from Hugging Face: {why}. Copy the model's folder here and give its path, or put it "
-    f"into $ATTRIMEM_MODELS as {repository.rpartition('/')[2]!r}"
+    f"cannot download {repository!r} from Hugging Face: {why}. Copy the model's folder here and give its path, "
+    f"or put it into $ATTRIMEM_MODELS as {repository.rpartition('/')[2]!r}"
   )
 
 
 def _wheel_file(name: str) -> pathlib.Path | None:
-  """The entry's file or a wheel that holds it: in $ATTRIMEM_MODELS, or in an installed package, which is not imported."""
+  """The entry's file or its wheel, in $ATTRIMEM_MODELS or in an installed package (which is not imported)."""
   entry, given = manifest()[name], _models_folder()
   if entry["kind"] != "wheel":
     return None
