@@ -34,7 +34,6 @@ class Tasks:
     config: the run's configuration.
     chat: of the policy; long sessions are fitted to its tokens.
     prompts: of the policy.
-    numbers: which conversations of a finite data set belong to this run (all of them if None).
 
   Raises:
     ValueError: the data do not exist, are malformed, or leave nothing to ask.
