@@ -10,6 +10,7 @@ metrics) and anything the paper keeps to itself (its prompts, retriever, λ).
 """
 
 import functools
+import json
 from collections.abc import Iterator, Sequence
 
 import jax
@@ -35,6 +36,7 @@ from attrimem_jax.rl.loss import LossSettings
 from attrimem_jax.rl.update import check_first_step, make_update
 from attrimem_jax.rollout.answering import Answer, ask
 from attrimem_jax.rollout.writing import write
+from attrimem_jax.view import terminal
 from attrimem_jax.view.report import write_report
 
 
@@ -150,8 +152,9 @@ class Trainer:
 
   def conclude(self) -> None:
     """Prints how accuracy and reward moved, and leaves the report."""
-    path = write_report(self.run.workdir)
-    print(f"report: {path}", flush=True)
+    rows = [json.loads(line) for line in self.run.metrics.path.read_text().splitlines()]
+    print(terminal.summary(rows), flush=True)
+    print(f"report: {write_report(self.run.workdir)}", flush=True)
 
   def _write(self, step: int, params, tasks: Sequence[Task]) -> list[Group]:
     writer = setup.writer(self.config, setup.with_params(self.policy, params), self.config.rollout.temperature)
