@@ -109,7 +109,7 @@ def completion(rng: np.random.Generator) -> list[int]:
 
 
 def test_every_source_maps_to_exactly_one_token_of_one_call():
-  """Policy output to bank to context to credit: each weight arrives at the token that wrote the id, and nowhere else."""
+  """From policy output to bank to context to credit: a weight arrives at the token that wrote the id, nowhere else."""
   for seed in range(20):
     rng = np.random.default_rng(seed)
     completions, bank = {}, Bank.empty()
