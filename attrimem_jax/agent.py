@@ -27,7 +27,7 @@ from attrimem_jax.memory.context import Source, answer_prefix
 from attrimem_jax.memory.prompts import COMPACT, FULL, Overflow, Prompts, fit_history
 from attrimem_jax.memory.retrieval import Bm25
 from attrimem_jax.rollout.answering import Answer, Reader, ask
-from attrimem_jax.rollout.sampling import Sampling
+from attrimem_jax.rollout.sampling import Model, Sampling
 from attrimem_jax.rollout.writing import Rollout, Window, Writer, write
 from attrimem_jax.text.chat import Chat
 from attrimem_jax.text.spans import pieces
@@ -343,6 +343,8 @@ def as_history(sessions: History | Sequence[Session] | Sessions, name: str = "co
 
 def _session(index: int, given: object) -> Session:
   try:
+    date: object
+    lines: Sequence[tuple[object, object]]
     date, lines = given  # type: ignore[misc]
     turns = tuple(Turn(_text(speaker), _text(text), f"S{index + 1}:{t + 1}") for t, (speaker, text) in enumerate(lines))
   except (TypeError, ValueError) as error:
@@ -382,11 +384,11 @@ def _record_cells(record: Record, text: str) -> tuple[str, str, str, str]:
   return f"#{record.id}", str(record.module), html.escape(record.date), text
 
 
-def _size(model: LanguageModel) -> int:
+def _size(model: Model) -> int:
   return sum(leaf.size for leaf in jax.tree.leaves(model.params))
 
 
-def _described(model: LanguageModel) -> str:
+def _described(model: Model) -> str:
   return f"{model.name} ({_size(model):,} parameters)"
 
 

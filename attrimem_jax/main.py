@@ -8,6 +8,7 @@ checkpoints and a report. The same command again goes on where the run stopped, 
 """
 
 import importlib
+import os
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -38,7 +39,9 @@ def main(argv: Sequence[str]) -> None:
   from attrimem_jax.jobs.run import Run
 
   logging.set_verbosity(logging.WARNING)
-  if not jax.config.jax_compilation_cache_dir:  # a run that goes on, or a second one, then compiles nothing again
+  if not os.environ.get(
+    "JAX_COMPILATION_CACHE_DIR"
+  ):  # a run that goes on, or a second one, then compiles nothing again
     jax.config.update("jax_compilation_cache_dir", str(models.cache() / "compiled"))
   config = _CONFIG.value
   if config is None:

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 _EXACT = jax.lax.Precision.HIGHEST  # TPUs and newer GPUs would otherwise round the factors of a product to 8 or 10 bits
-_RIDGE = 1e-6  # relative to the largest diagonal of the Gram matrix: keeps Cholesky alive on duplicate sources
+_RIDGE = 1e-6  # relative to the Gram matrix's diagonal: keeps Cholesky alive on duplicate sources
 _DECAY = 0.3  # of the penalty per outer step, down to the one asked for
 _ROUNDS, _NEWTONS = 4, 8  # per outer step: sweeps, and Newton steps after each
 
@@ -189,10 +189,12 @@ def _coordinate_sweep(working: _Set, gradient, weights, alpha):
 def _newton_direction(working: _Set, gradient, weights, alpha):
   """Step to the minimum over the support with its signs held: (G_AA + ridge) d = g_A - alpha factor_A sign(w_A)."""
   active = weights != 0
-  ridge = _RIDGE * jnp.max(jnp.diagonal(working.gram))
-  gram = jnp.where(active[:, None] & active, working.gram, 0.0) + jnp.diag(jnp.where(active, ridge, 1.0))
+  diagonal = jnp.where(active, _RIDGE * jnp.diagonal(working.gram), 1.0)
+  gram = jnp.where(active[:, None] & active, working.gram, 0.0) + jnp.diag(diagonal)
   right = jnp.where(active, gradient - alpha * working.factor * jnp.sign(weights), 0.0)
-  return jnp.where(active, jax.scipy.linalg.cho_solve((jnp.linalg.cholesky(gram), True), right), 0.0)
+  step = jax.scipy.linalg.cho_solve((jnp.linalg.cholesky(gram), True), right)
+  # Should rounding still make the matrix indefinite, no step is taken and the sweeps go on by themselves.
+  return jnp.where(active & jnp.all(jnp.isfinite(step)), step, 0.0)
 
 
 def _newton_step(working: _Set, gradient, weights, alpha):

@@ -124,7 +124,6 @@ def tokenizer_of(fields: Mapping[str, Any], source: str) -> Tokenizer:
     for i, name in enumerate(names)
     if types[i] in (_CONTROL, _USER_DEFINED)
   ]
-  skipped = {token["id"] for token in added} | {i for i, kind in enumerate(types) if kind == _UNUSED}
   normalizer, steps = PRE_TOKENIZERS[words]
   spec = {
     "version": "1.0",
@@ -144,7 +143,8 @@ def tokenizer_of(fields: Mapping[str, Any], source: str) -> Tokenizer:
       "fuse_unk": False,
       "byte_fallback": False,
       "ignore_merges": False,
-      "vocab": {name: i for i, name in enumerate(names) if i not in skipped},
+      # With the added tokens: other readers number those that are not in it anew, whatever id their entry states.
+      "vocab": {name: i for i, name in enumerate(names) if types[i] != _UNUSED},
       "merges": [merge.split(" ", 1) for merge in fields["tokenizer.ggml.merges"]],
     },
   }

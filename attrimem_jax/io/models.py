@@ -126,7 +126,7 @@ def locate(spec: str) -> pathlib.Path | None:
       raise ValueError(f"model {spec!r} is an encoder ({entry['holds']}); name a decoder, such as 'embedded:answer'")
     return _cached(spec) if entry["kind"] == "wheel" else _hub_folder(entry["repository"])
   path = pathlib.Path(spec).expanduser()
-  if path.is_dir() or path.is_file():
+  if spec and path.exists():
     return path
   if spec.startswith(("/", ".", "~")) or spec.endswith(".gguf") or not _HUB_ID.fullmatch(spec):
     raise ValueError(

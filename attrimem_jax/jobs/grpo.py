@@ -118,10 +118,10 @@ class Trainer:
     batch = self._batch(tasks, valued)
     with clock("update"):
       state, metrics = self.update(state, self.reference, batch)
-      metrics = {name: float(v) for name, v in jax.device_get(metrics).items()}
+      measured = {name: float(v) for name, v in jax.device_get(metrics).items()}
     self.run.rollouts(step + 1, rollout_rows(groups, valued, self.policy.tokenizer))
-    metrics |= _metrics(groups, valued, attributions)
-    return state, {f"train/{name}": v for name, v in metrics.items()} | clock.times
+    measured |= _metrics(groups, valued, attributions)
+    return state, {f"train/{name}": v for name, v in measured.items()} | clock.times
 
   def evaluate(self, step: int, params) -> None:
     """Writes, asks and scores the held-out tasks."""
@@ -244,7 +244,7 @@ def _loss_settings(config: ConfigDict) -> LossSettings:
 
 
 def _metrics(groups: Sequence[Group], valued: Sequence[Sequence[Valued]], attributions: Sequence[Attribution]) -> dict:
-  """What the step says about rewards, credit and memories; spreads within groups and across the batch are kept apart."""
+  """What a step says about rewards (spread within groups and across the batch apart), credit and memories."""
   rewards = np.array([group.rewards for group in groups])
   credit = [v.credit for group in valued for v in group]
   sources = np.concatenate([c.rewards[c.is_source] for c in credit]) if credit else np.zeros(0)

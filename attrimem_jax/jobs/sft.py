@@ -37,7 +37,9 @@ def starting_model(config: ConfigDict) -> LanguageModel:
   """The model to train: loaded, or random of the shape `sft.init` with the vocabulary of `sft.tokenizer`."""
   if not config.sft.from_scratch:
     return models.load(config.policy.model if config.sft.task == "policy" else config.answer.model)
-  tokenizer = Tokenizer.load(config.sft.tokenizer or importlib.resources.files("attrimem_jax") / "assets" / "tokenizer")
+  tokenizer = Tokenizer.load(
+    config.sft.tokenizer or str(importlib.resources.files("attrimem_jax") / "assets/tokenizer")
+  )
   shape = DecoderConfig(vocab_size=tokenizer.vocab_size, **config.sft.init.to_dict())
   return LanguageModel("from scratch", shape, decoder.init(shape, jax.random.key(config.seed)), tokenizer)
 

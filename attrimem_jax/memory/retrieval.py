@@ -29,7 +29,8 @@ Embed = Callable[[Sequence[str]], np.ndarray]
 class Retriever(Protocol):
   """Ranks records. `top_k` is the most that it returns; where no more are there, all come back in their own order."""
 
-  top_k: int
+  @property
+  def top_k(self) -> int: ...
 
   def rank(self, query: str, records: Sequence[Record]) -> list[int]:
     """Positions in `records`, best first; ties keep the order of `records`."""

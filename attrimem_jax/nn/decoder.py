@@ -17,6 +17,7 @@ from flax import nnx
 from attrimem_jax.nn.attention import attend, rotary, rotate
 from attrimem_jax.nn.config import DecoderConfig
 
+Array = Any  # a jax.Array inside compiled functions, a NumPy array on its way there
 Params = dict[str, Any]
 Rope = tuple[jax.Array, jax.Array]
 Caches = tuple[jax.Array, ...]
@@ -38,11 +39,11 @@ class Shared:
     prefix_keep: bool [P, n, Tp] or None; False hides a prefix token from one suffix (its position stays).
   """
 
-  prefix: jax.Array
-  prefix_mask: jax.Array
-  suffix: jax.Array
-  suffix_mask: jax.Array
-  prefix_keep: jax.Array | None = None
+  prefix: Array
+  prefix_mask: Array
+  suffix: Array
+  suffix_mask: Array
+  prefix_keep: Array | None = None
 
 
 class Block(nnx.Module):
@@ -232,7 +233,8 @@ def token_logprobs(
   states = hidden(config, params, batch, dtype=dtype, remat=remat)[:, :, Ts - count - 1 : Ts - 1]
   targets, mask = batch.suffix[:, :, Ts - count :], batch.suffix_mask[:, :, Ts - count :]
   logp, entropy = _chunked(params, states.reshape(-1, config.width), targets.reshape(-1), temperature, chunk)
-  return tuple(jnp.where(mask, a.reshape(mask.shape), 0.0) for a in (logp, entropy))
+  logp, entropy = (jnp.where(mask, a.reshape(mask.shape), 0.0) for a in (logp, entropy))
+  return logp, entropy
 
 
 def _chunked(params, states, targets, temperature, chunk):
@@ -250,4 +252,5 @@ def _chunked(params, states, targets, temperature, chunk):
     return None, (chosen - log_z, log_z - jnp.sum(p * z, axis=-1))
 
   _, out = jax.lax.scan(one, None, (states.reshape(-1, chunk, states.shape[-1]), targets.reshape(-1, chunk)))
-  return tuple(a.reshape(-1)[:tokens] for a in out)
+  logp, entropy = (a.reshape(-1)[:tokens] for a in out)
+  return logp, entropy

@@ -6,6 +6,7 @@ that is the decoder's business.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -117,7 +118,50 @@ def init_state(optimizer: optax.GradientTransformation, params: Params) -> Train
   _check_float32(params, "parameter")
   opt_state = optimizer.init(params)
   _check_float32(opt_state, "moment")
-  return TrainState(params=params, opt_state=opt_state, step=jnp.zeros((), jnp.int32))
+  return _beside(params, TrainState(params=params, opt_state=opt_state, step=jnp.zeros((), jnp.int32)))
+
+
+def _beside(params: Params, state: TrainState) -> TrainState:
+  """Puts counters where the weights are. An update returns them there: elsewhere, the second update compiles again."""
+  weight = jax.tree.leaves(params)[0]
+  if not getattr(weight, "committed", False):
+    return state
+  home = weight.sharding
+  if isinstance(home, jax.sharding.NamedSharding):
+    home = jax.sharding.NamedSharding(home.mesh, jax.sharding.PartitionSpec())
+  return jax.tree.map(lambda leaf: leaf if leaf.committed else jax.device_put(leaf, home), state)
+
+
+class StepFunction:
+  """A compiled `step(state, *rest) -> (state, metrics)` that donates the state and returns it split as it came.
+
+  Left to itself, the compiler may split an array that came whole. The state of the next call then differs from that
+  of this one, and everything that takes it is compiled again.
+  """
+
+  def __init__(self, step: Callable[..., tuple[TrainState, dict[str, jax.Array]]]):
+    self._step = step
+    self._jitted: dict[Any, Any] = {}
+
+  def __call__(self, state: TrainState, *rest: Any) -> tuple[TrainState, dict[str, jax.Array]]:
+    return self._for(state)(state, *rest)
+
+  def lower(self, state: TrainState, *rest: Any) -> jax.stages.Lowered:
+    """As `jax.jit(...).lower`."""
+    return self._for(state).lower(state, *rest)
+
+  @property
+  def compilations(self) -> int:
+    """How many programs have been compiled so far."""
+    return sum(jitted._cache_size() for jitted in self._jitted.values())
+
+  def _for(self, state: TrainState) -> Any:
+    leaves, tree = jax.tree.flatten(state)
+    key = tree, tuple(leaf.sharding if leaf.committed else None for leaf in leaves)
+    if key not in self._jitted:
+      kept = jax.tree.unflatten(tree, key[1])
+      self._jitted[key] = jax.jit(self._step, donate_argnums=0, out_shardings=(kept, None))
+    return self._jitted[key]
 
 
 def _check_float32(tree: Any, what: str) -> None:

@@ -17,7 +17,7 @@ from attrimem_jax.nn.config import DecoderConfig
 from attrimem_jax.rl import accumulation
 from attrimem_jax.rl import optimizer as optimizers
 from attrimem_jax.rl.accumulation import Params, Totals
-from attrimem_jax.rl.optimizer import TrainState
+from attrimem_jax.rl.optimizer import StepFunction, TrainState
 
 Metrics = dict[str, jax.Array]
 
@@ -35,7 +35,7 @@ class SftBatch:
 
 def make_sft_update(
   config: DecoderConfig, optimizer: optax.GradientTransformation, logprobs: Callable | None = None
-) -> Callable[[TrainState, SftBatch], tuple[TrainState, Metrics]]:
+) -> StepFunction:
   """The compiled `update(state, batch) -> (state, metrics)`; the state's buffers are donated.
 
   Args:
@@ -56,7 +56,7 @@ def make_sft_update(
     state, metrics = optimizers.apply_gradients(optimizer, state, gradients, tokens)
     return state, {"loss": loss, "tokens": tokens, **totals.sums, **metrics}
 
-  return jax.jit(update, donate_argnums=0)
+  return StepFunction(update)
 
 
 def make_sft_evaluation(

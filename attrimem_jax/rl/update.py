@@ -22,10 +22,9 @@ from attrimem_jax.rl import accumulation
 from attrimem_jax.rl import optimizer as optimizers
 from attrimem_jax.rl.accumulation import Params, Totals
 from attrimem_jax.rl.loss import LossSettings, Tokens, policy_loss, token_weights
-from attrimem_jax.rl.optimizer import TrainState
+from attrimem_jax.rl.optimizer import StepFunction, TrainState
 
 Metrics = dict[str, jax.Array]
-Update = Callable[[TrainState, Params | None, "Batch"], tuple[TrainState, Metrics]]
 
 FIRST_KL = 1e-4
 
@@ -44,10 +43,10 @@ class Batch:
   """
 
   shared: decoder.Shared
-  loss_mask: jax.Array
-  advantages: jax.Array
-  old_logp: jax.Array | None = None
-  sampler_logp: jax.Array | None = None
+  loss_mask: decoder.Array
+  advantages: decoder.Array
+  old_logp: decoder.Array | None = None
+  sampler_logp: decoder.Array | None = None
 
 
 def make_update(
@@ -55,7 +54,7 @@ def make_update(
   optimizer: optax.GradientTransformation,
   settings: LossSettings,
   logprobs: Callable | None = None,
-) -> Update:
+) -> StepFunction:
   """The compiled `update(state, reference_params, batch)`; the state's buffers are donated.
 
   `reference_params` are the starting weights in buffers of their own (`jax.tree.map(jnp.copy, params)`), or None
@@ -91,7 +90,7 @@ def make_update(
     state, metrics = optimizers.apply_gradients(optimizer, state, gradients, tokens)
     return state, {"loss": loss, "tokens": tokens, **totals.sums, **totals.maxima, **metrics}
 
-  return jax.jit(update, donate_argnums=0)
+  return StepFunction(update)
 
 
 def make_logprobs(

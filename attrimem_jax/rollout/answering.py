@@ -10,7 +10,7 @@ from attrimem_jax.memory.context import Context, answer_prefix, answer_suffix, b
 from attrimem_jax.memory.prompts import Prompts, fit_records
 from attrimem_jax.memory.retrieval import Retriever, recall
 from attrimem_jax.nn.batching import bucket
-from attrimem_jax.rollout.sampling import Completion, Sampling, complete
+from attrimem_jax.rollout.sampling import Completion, Model, Sampling, complete
 from attrimem_jax.text.chat import Chat
 from attrimem_jax.types import Question
 
@@ -28,7 +28,7 @@ class Reader:
     token_budget: tokens of one batch, prompts included.
   """
 
-  model: object
+  model: Model
   prompts: Prompts
   retriever: Retriever
   max_context: int = 1024
@@ -91,7 +91,7 @@ def _answer(chat: Chat, question, context, prompt, source, completion: Completio
 
 def _answers(reader: Reader, prefix: list[int], prompts: Sequence[np.ndarray]) -> list[Completion]:
   """Greedy completions, sampled in batches of prompts of like width; rows are padded to keep shapes few."""
-  done: list[Completion | None] = [None] * len(prompts)
+  done: dict[int, Completion] = {}
   by_width: dict[int, list[int]] = {}
   for i, prompt in enumerate(prompts):
     by_width.setdefault(bucket(len(prompt), reader.step), []).append(i)
@@ -114,5 +114,4 @@ def _answers(reader: Reader, prefix: list[int], prompts: Sequence[np.ndarray]) -
       )
       for i, completion in zip(part, out, strict=True):
         done[i] = completion
-  assert all(completion is not None for completion in done)
-  return done
+  return [done[i] for i in range(len(prompts))]

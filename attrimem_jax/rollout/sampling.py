@@ -8,6 +8,7 @@ temperature, as the trainer computes them, also where top-k or top-p narrowed th
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +17,22 @@ import numpy as np
 from attrimem_jax.nn.attention import attend, rotary
 from attrimem_jax.nn.batching import Ids, bucket, pack
 from attrimem_jax.nn.config import DecoderConfig
-from attrimem_jax.nn.decoder import Shared, block, embed, forward, logits, rms_norm, unroll
+from attrimem_jax.nn.decoder import Params, Shared, block, embed, forward, logits, rms_norm, unroll
+from attrimem_jax.text.tokenizer import Tokenizer
 from attrimem_jax.types import Finish
+
+
+class Model(Protocol):
+  """A decoder with its parameters and its tokenizer, such as `io.models.LanguageModel`."""
+
+  @property
+  def name(self) -> str: ...
+  @property
+  def config(self) -> DecoderConfig: ...
+  @property
+  def params(self) -> Params: ...
+  @property
+  def tokenizer(self) -> Tokenizer: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +55,7 @@ class Sampling:
 
 
 def complete(
-  model,
+  model: Model,
   prefixes: Sequence[Ids],
   prompts: Sequence[Sequence[Ids]],
   keys: np.ndarray,

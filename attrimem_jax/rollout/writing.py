@@ -18,7 +18,7 @@ from attrimem_jax.memory.actions import Action, parse
 from attrimem_jax.memory.bank import Bank
 from attrimem_jax.memory.prompts import Prompts, fit_records, module_suffix, session_prefix
 from attrimem_jax.memory.retrieval import Retriever
-from attrimem_jax.rollout.sampling import Completion, Sampling, complete
+from attrimem_jax.rollout.sampling import Completion, Model, Sampling, complete
 from attrimem_jax.text.chat import Chat
 from attrimem_jax.types import CallKey, History, Module, Record, Session
 
@@ -78,7 +78,7 @@ class Writer:
     dtype: of the computation.
   """
 
-  model: object
+  model: Model
   prompts: Prompts
   sampling: Sampling
   retriever: Retriever
@@ -166,7 +166,7 @@ def _applied(writer: Writer, chat: Chat, session: Session, bank: Bank, past: tup
   """The bank after the calls of a session, and all calls so far with the outcomes of their actions."""
   done = []
   for call in calls:
-    actions = parse(call.completion.ids, chat.tokenizer, call.key.module, call.completion.finish)
+    actions = parse(call.completion.ids.tolist(), chat.tokenizer, call.key.module, call.completion.finish)
     bank, actions = banks.apply_all(
       bank, actions, module=call.key.module, date=session.date, owner=call.key, core_budget=writer.core_budget
     )

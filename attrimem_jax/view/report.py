@@ -148,7 +148,7 @@ def _curves(metrics: Sequence[Row]) -> str:
   evaluated = [row for row in metrics if _number(row.get("eval/accuracy"))]
   steps, accuracy = curve(evaluated, "eval/accuracy")
   ends = [[r[key] if _number(r.get(key)) else r["eval/accuracy"] for r in evaluated] for key in _ENDS]
-  held_out = [Series("with interval", steps, accuracy, *ends), Series("", steps, accuracy, line=True)]
+  held_out = [Series("with interval", steps, accuracy, ends[0], ends[1]), Series("", steps, accuracy, line=True)]
   charts = [line_chart("Held-out accuracy", held_out)]
   for name, title in (("train/reward", "Reward"), ("train/loss", "Training loss"), ("eval/loss", "Held-out loss")):
     if name != "train/reward" and charts[-1] and name == "train/loss":

@@ -70,8 +70,11 @@ def command(tiny, environment, repository):
     }
     arguments = [f"--config.{name}={value}" for name, value in small.items()]
     return subprocess.Popen(
-      [sys.executable, "-m", "attrimem_jax.main", f"--config=configs/{recipe}", f"--workdir={workdir}", *arguments]
-      + list(overrides),
+      [
+        *[sys.executable, "-m", "attrimem_jax.main", f"--config=configs/{recipe}", f"--workdir={workdir}"],
+        *arguments,
+        *overrides,
+      ],
       cwd=repository,
       env=environment,
       stdout=subprocess.PIPE,

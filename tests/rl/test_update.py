@@ -1,10 +1,15 @@
 """The GRPO update: its gradient does not depend on the layout or the split, and its first step is checked."""
 
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from attrimem_jax.nn import batching, decoder
 from attrimem_jax.nn.config import DecoderConfig
@@ -74,6 +79,56 @@ def test_a_filler_prefix_changes_nothing(batch):
   np.testing.assert_allclose(got[1]["loss"], expected[1]["loss"], rtol=1e-6)
   for a, b in zip(jax.tree.leaves(got[0].opt_state), jax.tree.leaves(expected[0].opt_state), strict=True):
     np.testing.assert_allclose(a, b, atol=1e-7)
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_one_compilation_however_many_updates(batch, committed):
+  update = make_update(None, OPTIMIZER, SETTINGS, bigram.logprobs)
+  sharding = NamedSharding(jax.make_mesh((1,), ("fsdp",)), P())
+  params, reference = (jax.device_put(bigram.init(0), sharding) if committed else bigram.init(0) for _ in range(2))
+  state = init_state(OPTIMIZER, params)
+  for _ in range(3):
+    state, _ = update(state, reference, batch)
+  assert update.compilations == 1
+
+
+FOUR_DEVICES = """
+import jax
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 4)
+import jax.numpy as jnp, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+from attrimem_jax.rl import accumulation
+from attrimem_jax.rl.optimizer import init_state
+from attrimem_jax.rl.update import make_update
+from tests.rl import bigram
+from tests.rl.test_update import OPTIMIZER, SETTINGS, make_batch
+
+mesh = jax.make_mesh((4,), ("fsdp",))
+batch = jax.tree.map(np.asarray, make_batch(bigram.sequences(8)))
+pad = lambda params: {name: jnp.pad(w, (0, 1)) for name, w in params.items()}
+
+def run(place, place_batch, updates):
+  update = make_update(None, OPTIMIZER, SETTINGS, bigram.logprobs)
+  state, reference = init_state(OPTIMIZER, place(pad(bigram.init(0)))), place(pad(bigram.init(0)))
+  before = jax.tree.map(lambda leaf: leaf.sharding, state)
+  for _ in range(updates):
+    state, metrics = update(state, reference, place_batch(accumulation.split(batch, 2)))
+  assert update.compilations == 1, update.compilations
+  assert jax.tree.map(lambda leaf: leaf.sharding, state) == before
+  return state, metrics
+
+split = {"table": NamedSharding(mesh, P("fsdp")), "prefix_bias": NamedSharding(mesh, P())}
+prefixes = NamedSharding(mesh, P(None, "fsdp"))
+got = run(lambda params: jax.device_put(params, split), lambda batch: jax.device_put(batch, prefixes), 3)
+expected = run(lambda params: params, lambda batch: batch, 3)
+jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, expected)
+"""
+
+
+@pytest.mark.slow
+def test_four_devices_compute_the_same_and_keep_the_shardings():
+  subprocess.run([sys.executable, "-c", FOUR_DEVICES], check=True)
 
 
 def test_shared_prefix_gradient_equals_the_plain_one():
