@@ -39,7 +39,7 @@ def embedded(config: ConfigDict) -> None:
   config.rollout.group_size = 8
   config.rollout.histories = 4
   config.rollout.max_new_tokens = 24
-  config.rollout.bucket = 32
+  config.rollout.bucket = 64
   config.answer.max_new_tokens = 16
   config.attribution.masks = ((0, 8), (20, 16))
   config.rl.kl = 0.02

@@ -26,6 +26,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 _EXACT = jax.lax.Precision.HIGHEST  # TPUs and newer GPUs would otherwise round the factors of a product to 8 or 10 bits
 _RIDGE = 1e-6  # relative to the Gram matrix's diagonal: keeps Cholesky alive on duplicate sources
@@ -82,7 +83,15 @@ class _State(NamedTuple):
 
 @functools.partial(jax.jit, static_argnames=("tolerance", "max_steps"))
 def lasso(
-  x, y, alpha, row_mask, source_mask, factor=None, *, tolerance: float = 1e-6, max_steps: int = 100
+  x: ArrayLike,
+  y: ArrayLike,
+  alpha: ArrayLike,
+  row_mask: ArrayLike,
+  source_mask: ArrayLike,
+  factor: ArrayLike | None = None,
+  *,
+  tolerance: float = 1e-6,
+  max_steps: int = 50,
 ) -> LassoFit:
   """Solves B problems to a relative duality gap of `tolerance`, or for `max_steps` outer steps (read the gap).
 
@@ -94,7 +103,7 @@ def lasso(
     source_mask: bool[B, S].
     factor: f32[B, S] > 0 or None for ones; multiplies the penalty of a source.
   """
-  factor = jnp.ones(source_mask.shape, jnp.float32) if factor is None else factor
+  factor = jnp.ones(jnp.shape(source_mask), jnp.float32) if factor is None else factor
   solve = functools.partial(_solve, tolerance=tolerance, max_steps=max_steps)
   return jax.vmap(solve)(x, y, alpha, row_mask, source_mask, factor)
 

@@ -5,17 +5,16 @@ the one prefix. Rows are put into batches of like width and of few sizes, so tha
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from attrimem_jax.nn import decoder
-from attrimem_jax.nn.batching import Ids, bucket, pack
+from attrimem_jax.nn.batching import Ids, batches, bucket, pack
 
 _LEAST = -1e-6  # log-probabilities are capped here: the logit of probability 1 is infinite
-_FEW = 32  # rows that are not worth a batch of their own
 
 
 def answer_logprobs(
@@ -51,7 +50,7 @@ def answer_logprobs(
   widths = [
     (bucket(len(answer), 8), bucket(len(prompt), step)) for prompt, answer in zip(prompts, answers, strict=True)
   ]
-  for (answer_width, prompt_width), rows, part in _batches(widths, token_budget):
+  for (answer_width, prompt_width), rows, part in batches(widths, token_budget):
     shared = pack(
       [prefix],
       [[(prompts[i], answers[i]) for i in part]],
@@ -63,36 +62,6 @@ def answer_logprobs(
     scored = _score(model.config, answer_width, jnp.dtype(dtype).name, model.params, shared)
     scores[part] = np.asarray(scored)[: len(part)]
   return scores
-
-
-def _batches(widths: Sequence[tuple[int, int]], token_budget: int) -> Iterator[tuple[tuple[int, int], int, list[int]]]:
-  """Cuts rows into batches: ((answer width, prompt width), rows of the batch, indices of the rows that fill it).
-
-  A batch has 8, 32, 128, ... rows. What is too few for a full batch of 32 moves up to the next width, where padding it
-  costs less than a program of its own; only the widest batch has empty rows.
-  """
-  answer_widths = sorted({answer_width for answer_width, _ in widths})
-  waiting: list[int] = []
-  for answer_width in answer_widths:
-    # Rows left over from narrower answers queue again by the width of their prompts.
-    queue = waiting + [i for i, width in enumerate(widths) if width[0] == answer_width]
-    prompt_widths = sorted({widths[i][1] for i in queue})
-    waiting = []
-    for prompt_width in prompt_widths:
-      waiting += [i for i in queue if widths[i][1] == prompt_width]
-      last = (answer_width, prompt_width) == (answer_widths[-1], prompt_widths[-1])
-      while waiting and (last or len(waiting) >= _FEW):
-        rows = _rows(len(waiting), token_budget // (answer_width + prompt_width))
-        yield (answer_width, prompt_width), rows, waiting[:rows]
-        waiting = waiting[rows:]
-
-
-def _rows(count: int, most: int) -> int:
-  """The largest of 8, 32, 128, ... that `count` rows fill and `most` allows; never less than 8, filled or not."""
-  rows = 8
-  while rows * 4 <= min(count, most):
-    rows *= 4
-  return rows
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

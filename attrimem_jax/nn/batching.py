@@ -1,12 +1,13 @@
 """Lists of token ids to padded arrays on the shared-prefix layout, in a bounded set of shapes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from attrimem_jax.nn.decoder import Shared
 
 Ids = Sequence[int] | np.ndarray
+_FEW = 32  # rows that are not worth a batch of their own
 
 
 def bucket(length: int, step: int = 16) -> int:
@@ -61,3 +62,35 @@ def pack(
       cells = slice(prompt_width - len(prompt), prompt_width + len(completion))
       suffix[p, i, cells], suffix_mask[p, i, cells] = np.concatenate([prompt, completion]), True
   return Shared(prefix, prefix_mask, suffix, suffix_mask)
+
+
+def batches(widths: Sequence[tuple[int, int]], token_budget: int) -> Iterator[tuple[tuple[int, int], int, list[int]]]:
+  """Cuts rows of (completion width, prompt width) into batches of few shapes.
+
+  Yields ((completion width, prompt width), rows of the batch, indices of the rows that fill it).
+
+  A batch has 8, 32, 128, ... rows. What is too few for a full batch of 32 moves up to the next width, where padding it
+  costs less than a program of its own; only the widest batch has empty rows.
+  """
+  completion_widths = sorted({completion_width for completion_width, _ in widths})
+  waiting: list[int] = []
+  for completion_width in completion_widths:
+    # Rows left over from narrower completions queue again by the width of their prompts.
+    queue = waiting + [i for i, width in enumerate(widths) if width[0] == completion_width]
+    prompt_widths = sorted({widths[i][1] for i in queue})
+    waiting = []
+    for prompt_width in prompt_widths:
+      waiting += [i for i in queue if widths[i][1] == prompt_width]
+      last = (completion_width, prompt_width) == (completion_widths[-1], prompt_widths[-1])
+      while waiting and (last or len(waiting) >= _FEW):
+        rows = _rows(len(waiting), token_budget // (completion_width + prompt_width))
+        yield (completion_width, prompt_width), rows, waiting[:rows]
+        waiting = waiting[rows:]
+
+
+def _rows(count: int, most: int) -> int:
+  """The largest of 8, 32, 128, ... that `count` rows fill and `most` allows; never less than 8, filled or not."""
+  rows = 8
+  while rows * 4 <= min(count, most):
+    rows *= 4
+  return rows

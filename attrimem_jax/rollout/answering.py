@@ -9,7 +9,7 @@ from attrimem_jax.memory.bank import Bank
 from attrimem_jax.memory.context import Context, answer_prefix, answer_suffix, build
 from attrimem_jax.memory.prompts import Prompts, fit_records
 from attrimem_jax.memory.retrieval import Retriever, recall
-from attrimem_jax.nn.batching import bucket
+from attrimem_jax.nn.batching import batches, bucket
 from attrimem_jax.rollout.sampling import Completion, Model, Sampling, complete
 from attrimem_jax.text.chat import Chat
 from attrimem_jax.types import Question
@@ -90,28 +90,21 @@ def _answer(chat: Chat, question, context, prompt, source, completion: Completio
 
 
 def _answers(reader: Reader, prefix: list[int], prompts: Sequence[np.ndarray]) -> list[Completion]:
-  """Greedy completions, sampled in batches of prompts of like width; rows are padded to keep shapes few."""
+  """Greedy completions of any number of prompts, sampled in batches of few shapes."""
   done: dict[int, Completion] = {}
-  by_width: dict[int, list[int]] = {}
-  for i, prompt in enumerate(prompts):
-    by_width.setdefault(bucket(len(prompt), reader.step), []).append(i)
   sampling = Sampling(reader.max_new_tokens, temperature=0.0)
-  for width, members in sorted(by_width.items()):
-    most = max(1, reader.token_budget // (width + reader.max_new_tokens))
-    rows = bucket(min(len(members), most), 8)
-    for at in range(0, len(members), rows):
-      part = members[at : at + rows]
-      keys = np.zeros((1, len(part), 2), np.uint32)
-      (out,) = complete(
-        reader.model,
-        [prefix],
-        [[prompts[i] for i in part]],
-        keys,
-        sampling,
-        rows=rows,
-        dtype=reader.dtype,
-        step=reader.step,
-      )
-      for i, completion in zip(part, out, strict=True):
-        done[i] = completion
+  widths = [(reader.max_new_tokens, bucket(len(prompt), reader.step)) for prompt in prompts]
+  for (_, width), rows, part in batches(widths, reader.token_budget):
+    (out,) = complete(
+      reader.model,
+      [prefix],
+      [[prompts[i] for i in part]],
+      np.zeros((1, len(part), 2), np.uint32),
+      sampling,
+      rows=rows,
+      prompt_width=width,
+      dtype=reader.dtype,
+      step=reader.step,
+    )
+    done.update(zip(part, out, strict=True))
   return [done[i] for i in range(len(prompts))]

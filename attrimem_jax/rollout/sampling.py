@@ -62,6 +62,7 @@ def complete(
   sampling: Sampling,
   *,
   rows: int | None = None,
+  prompt_width: int | None = None,
   dtype=jnp.float32,
   step: int = 16,
 ) -> list[list[Completion]]:
@@ -74,6 +75,7 @@ def complete(
     keys: uint32 [P, n, 2], the raw key of each row (n at least the longest list).
     sampling: temperature and limits.
     rows: pads every prefix to this many rows, to keep shapes few.
+    prompt_width: pads prompts to this many tokens; by default to the bucket of the longest.
     step: the granularity of padded widths.
 
   Raises:
@@ -86,7 +88,14 @@ def complete(
       f"positions of {model.name}; shorten the prompt or lower max_new_tokens"
     )
   rows = rows or max(map(len, prompts))
-  shared = pack(prefixes, [[(p, ()) for p in ps] for ps in prompts], completion_width=0, rows=rows, step=step)
+  shared = pack(
+    prefixes,
+    [[(p, ()) for p in ps] for ps in prompts],
+    prompt_width=prompt_width,
+    completion_width=0,
+    rows=rows,
+    step=step,
+  )
   padded = np.zeros((len(prefixes), rows, 2), np.uint32)
   padded[:, : keys.shape[1]] = keys[:, :rows]
   stop = tuple(model.tokenizer.stop_ids)

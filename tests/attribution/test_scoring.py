@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from attrimem_jax.attribution import scoring
 from attrimem_jax.attribution.scoring import answer_logprobs, target
+from attrimem_jax.nn import batching
 from tests.attribution.tiny import MODEL, PREFIX, score
 from tests.nn import oracle
 
@@ -41,14 +41,14 @@ def test_one_token_more_costs_its_log_probability():
 def test_batches_cover_every_row_once_and_fill_all_but_the_last():
   rng = np.random.default_rng(2)
   widths = [(8 * int(rng.integers(1, 4)), 16 * int(rng.integers(1, 9))) for _ in range(1000)]
-  batches = list(scoring._batches(widths, 16384))
+  batches = list(batching.batches(widths, 16384))
   assert sorted(i for _, _, part in batches for i in part) == list(range(1000))
   for (answer_width, prompt_width), size, part in batches:
     assert size in (8, 32, 128)
     assert size == 8 or size * (answer_width + prompt_width) <= 16384
     assert all(widths[i][0] <= answer_width and widths[i][1] <= prompt_width for i in part)
   assert sum(len(part) < size for _, size, part in batches) <= 1
-  assert list(scoring._batches([], 16384)) == []
+  assert list(batching.batches([], 16384)) == []
 
 
 def test_compilations_are_bounded_over_random_lengths():
