@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from attrimem_jax.attribution import scoring
 from attrimem_jax.attribution.scoring import answer_logprobs, target
 from attrimem_jax.nn import batching
 from tests.attribution.tiny import MODEL, PREFIX, score
