@@ -342,6 +342,8 @@ def _move_in(staging: pathlib.Path, folder: pathlib.Path) -> None:
   """Replaces an earlier export; config.json comes last, so that a folder which has one is whole."""
   for stale in [folder / "config.json", *folder.glob("model*.safetensors*"), folder / "chat_template.jinja"]:
     stale.unlink(missing_ok=True)
+  mode = (staging / "config.json").stat().st_mode  # safetensors makes files that only their owner can read
   for path in sorted(staging.iterdir(), key=lambda path: path.name == "config.json"):
+    path.chmod(mode)
     path.replace(folder / path.name)
   staging.rmdir()
