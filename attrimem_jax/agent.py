@@ -265,7 +265,8 @@ class Reply:
   def _said(self) -> str:
     gold = self.answer.question.answers
     right = f' <span style="color:#555">(right: {html.escape(" / ".join(gold))})</span>' if gold else ""
-    return f'<div style="font-size:15px;margin:2px 0 8px">→ {html.escape(self.text) or "(empty)"}{right}</div>'
+    style = "font-size:15px;margin:2px 0 8px;overflow-wrap:anywhere"
+    return f'<div style="{style}">→ {html.escape(self.text) or "(empty)"}{right}</div>'
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

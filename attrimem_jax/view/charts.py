@@ -49,7 +49,7 @@ def line_chart(title: str, series: Sequence[Series], x_label: str = "step") -> s
   if not xs:
     return ""
   ys = [y for s in series for y in (*s.y, *s.low, *s.high)]
-  x_ticks, y_ticks = ticks(min(xs), max(xs)), ticks(min(ys), max(ys))
+  x_ticks, y_ticks = ticks(min(xs), max(xs), least=1.0), ticks(min(ys), max(ys))
   frame = _Frame(_span(xs), (y_ticks[0], y_ticks[-1]))
   drawn = "".join(_draw(s, frame) for s in series)
   head = f'<text x="{_LEFT}" y="16" font-weight="600">{escape(title)}</text>' + _key(series, len(title))
@@ -62,13 +62,16 @@ def line_chart(title: str, series: Sequence[Series], x_label: str = "step") -> s
   )
 
 
-def ticks(low: float, high: float, most: int = 6) -> list[float]:
-  """Round numbers that reach from `low` or below to `high` or above. ticks(0.12, 0.48) → [0.1, 0.2, 0.3, 0.4, 0.5]."""
+def ticks(low: float, high: float, most: int = 6, least: float = 0.0) -> list[float]:
+  """Round numbers that reach from `low` or below to `high` or above. ticks(0.12, 0.48) → [0.1, 0.2, 0.3, 0.4, 0.5].
+
+  They are at least `least` apart.
+  """
   if high - low < 1e-9 * max(1.0, abs(low), abs(high)):
     low, high = low - 0.5, high + 0.5
   rough = (high - low) / (most - 1)
   power = 10.0 ** math.floor(math.log10(rough))
-  step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * (1 - 1e-9))
+  step = max(least, next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * (1 - 1e-9)))
   first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
   return [round(i * step, 12) for i in range(first, last + 1)]
 

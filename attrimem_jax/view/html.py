@@ -65,6 +65,8 @@ def legend(scale: float, *, up: str, down: str, none: str) -> str:
   ]
   if none:
     samples.append((f'<span style="color:{GREY}">text</span>', escape(none)))
+  if scale == 0.0:
+    samples = [("", "Nothing here has a weight.")]
   items = "".join(f'<span style="margin-right:1.2em;white-space:nowrap">{a} {b}</span>' for a, b in samples)
   style = "font:12px/2 system-ui,sans-serif;color:#333;background:#fff;print-color-adjust:exact"
   return f'<div style="{style};-webkit-print-color-adjust:exact">{items}</div>'
@@ -72,7 +74,8 @@ def legend(scale: float, *, up: str, down: str, none: str) -> str:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
   """A plain table; the cells are HTML already."""
-  cell = 'style="text-align:left;vertical-align:top;padding:3px 12px 3px 0;border-bottom:1px solid #e2e2e2"'
+  wrap = "max-width:32em;overflow-wrap:break-word"
+  cell = f'style="text-align:left;vertical-align:top;padding:3px 12px 3px 0;border-bottom:1px solid #e2e2e2;{wrap}"'
   top = "".join(f"<th {cell}>{escape(name)}</th>" for name in head)
   body = "".join("<tr>" + "".join(f"<td {cell}>{value}</td>" for value in row) + "</tr>" for row in rows)
   style = "border-collapse:collapse;font:13px/1.5 system-ui,sans-serif;color:#111;background:#fff;margin:6px 0"

@@ -83,6 +83,14 @@ def test_ticks(low, high, expected):
   assert ticks(low, high) == expected
 
 
+def test_steps_are_whole_numbers():
+  assert ticks(0, 2, least=1.0) == [0, 1, 2]
+
+
+def test_a_legend_without_weights_says_so():
+  assert "Nothing here has a weight." in html.legend(0.0, up="a", down="b", none="c")
+
+
 @pytest.mark.parametrize("value", [0.0, 1.0, -1e9, 1e-12])
 def test_ticks_of_one_value_surround_it(value):
   found = ticks(value, value)
