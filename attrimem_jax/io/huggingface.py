@@ -314,6 +314,7 @@ def _write_weights(folder: pathlib.Path, config: DecoderConfig, params: decoder.
   for name, shard in zip(names, shards, strict=True):
     tensors = {slot.name: slot.to_file(_leaf(params, slot)).astype(kind) for slot in shard}
     safetensors.numpy.save_file(tensors, folder / name, metadata={"format": "pt"})
+    (folder / name).chmod(0o644)  # the library makes it readable for its owner alone
   if len(shards) > 1:
     index = {slot.name: name for name, shard in zip(names, shards, strict=True) for slot in shard}
     total = sum(math.prod(slot.shape) for slot in slots(config)) * kind.itemsize
