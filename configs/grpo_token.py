@@ -35,14 +35,15 @@ def get_config(preset: str = "") -> ConfigDict:
 def embedded(config: ConfigDict) -> None:
   config.train.steps = 40
   config.train.checkpoint_every = 10
-  config.optim.lr = 1e-3
+  config.optim.lr = 2e-3
+  config.optim.warmup = 2
   config.rollout.group_size = 8
   config.rollout.histories = 4
-  config.rollout.max_new_tokens = 24
-  config.rollout.bucket = 64
+  config.rollout.max_new_tokens = 16
+  config.rollout.bucket = 48
   config.answer.max_new_tokens = 16
-  config.attribution.masks = ((0, 8), (20, 16))
-  config.rl.kl = 0.02
+  config.reward.questions = 8
+  config.attribution.masks = ((0, 8),)
   config.eval.episodes = 64
 
 
