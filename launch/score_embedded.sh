@@ -10,5 +10,5 @@ for memory in reference teacher empty policy; do
   rm -rf "$runs/score-$memory"
   python -m attrimem_jax.main --config=configs/grpo_token.py --workdir="$runs/score-$memory" --config.job=evaluate \
     --config.eval.memory="$memory" --config.eval.episodes=128 \
-    --config.data.teacher.miss=0.6 --config.data.teacher.chatter=0.3 --config.data.teacher.blur=0.3
+    --config.data.teacher.miss=0.5 --config.data.teacher.chatter=0.3 --config.data.teacher.blur=0.3
 done

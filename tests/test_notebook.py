@@ -34,9 +34,8 @@ def test_the_notebook_runs_from_top_to_bottom(notebook, repository, tmp_path, mo
   client.execute()
   outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
   shown = [output.data["text/html"] for output in outputs if "text/html" in output.get("data", {})]
-  memory, reply, explanation, report = shown
+  memory, explanation, report = shown
   assert "Memory of" in memory
-  assert "→" in reply
   assert 'title="attribution' in explanation
   assert "Rollouts of step 2" in report
   assert (tmp_path / "runs" / "quickstart" / "report.html").is_file()
