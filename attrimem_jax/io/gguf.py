@@ -151,6 +151,15 @@ def tokenizer_of(fields: Mapping[str, Any], source: str) -> Tokenizer:
   return Tokenizer(spec, _settings(fields, names), source=source)
 
 
+def require_package(source: str | pathlib.Path) -> Any:
+  """The package that reads the format, an optional dependency. Raises ValueError where it is not installed."""
+  try:
+    import gguf
+  except ImportError:
+    raise ValueError(f"reading {source} needs the gguf package: pip install 'attrimem-jax[gguf]'") from None
+  return gguf
+
+
 def _settings(fields: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
   """What a tokenizer_config.json says; transformers reads the same names."""
   settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
@@ -162,10 +171,7 @@ def _settings(fields: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
 
 def _open(file: str | pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
   """The metadata and the tensors, by name."""
-  try:
-    import gguf
-  except ImportError:
-    raise ValueError(f"reading {file} needs the gguf package: pip install 'attrimem-jax[gguf]'") from None
+  gguf = require_package(file)
   if not pathlib.Path(file).is_file():
     raise ValueError(f"no GGUF file at {file}; check the path")
   try:

