@@ -51,6 +51,7 @@ class _Limits:
   session: int
 
 
+_STEP = 64  # lengths are padded to multiples of it: one question after another should not compile one program each
 _COMPACT_LIMITS = _Limits(written=64, answered=32, core=128, records=512, context=1024, session=512)
 _FULL_LIMITS = _Limits(written=512, answered=64, core=512, records=1024, context=4096, session=4096)
 
@@ -96,9 +97,10 @@ def load(
     records_budget=limits.records,
     chat=Chat(writing.tokenizer),
     dtype=dtype,
+    step=_STEP,
   )
   context = min(limits.context, answering.config.max_positions // 2)
-  reader = Reader(answering, prompts, Bm25(top_k), context, limits.answered, dtype)
+  reader = Reader(answering, prompts, Bm25(top_k), context, limits.answered, dtype, step=_STEP)
   return Agent(writer, reader, min(limits.session, writing.config.max_positions // 2))
 
 

@@ -33,7 +33,7 @@ def get_config(preset: str = "") -> ConfigDict:
 
 
 def embedded(config: ConfigDict) -> None:
-  config.train.steps = 40
+  config.train.steps = 30
   config.train.checkpoint_every = 10
   config.optim.lr = 1e-3
   config.optim.warmup = 2
@@ -42,7 +42,7 @@ def embedded(config: ConfigDict) -> None:
   config.rollout.max_new_tokens = 16
   config.rollout.bucket = 48
   config.answer.max_new_tokens = 16
-  config.reward.questions = 8
+  config.reward.questions = 6
   config.attribution.masks = ((0, 8),)
   config.eval.episodes = 64
 
