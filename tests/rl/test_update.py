@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from attrimem_jax.nn import batching, decoder
@@ -84,7 +84,7 @@ def test_a_filler_prefix_changes_nothing(batch):
 @pytest.mark.parametrize("committed", [False, True])
 def test_one_compilation_however_many_updates(batch, committed):
   update = make_update(None, OPTIMIZER, SETTINGS, bigram.logprobs)
-  sharding = NamedSharding(jax.make_mesh((1,), ("fsdp",)), P())
+  sharding = NamedSharding(jax.make_mesh((1,), ("fsdp",), axis_types=(AxisType.Auto,)), P())
   params, reference = (jax.device_put(bigram.init(0), sharding) if committed else bigram.init(0) for _ in range(2))
   state = init_state(OPTIMIZER, params)
   for _ in range(3):
@@ -97,14 +97,14 @@ import jax
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 4)
 import jax.numpy as jnp, numpy as np
-from jax.sharding import NamedSharding, PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from attrimem_jax.rl import accumulation
 from attrimem_jax.rl.optimizer import init_state
 from attrimem_jax.rl.update import make_update
 from tests.rl import bigram
 from tests.rl.test_update import OPTIMIZER, SETTINGS, make_batch
 
-mesh = jax.make_mesh((4,), ("fsdp",))
+mesh = jax.make_mesh((4,), ("fsdp",), axis_types=(AxisType.Auto,))
 batch = jax.tree.map(np.asarray, make_batch(bigram.sequences(8)))
 pad = lambda params: {name: jnp.pad(w, (0, 1)) for name, w in params.items()}
 
