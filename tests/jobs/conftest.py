@@ -29,7 +29,7 @@ def tiny(tmp_path_factory):
   """Two random models in folders of their own, with the shipped tokenizer: their paths."""
   with importlib.resources.as_file(importlib.resources.files("attrimem_jax") / "assets" / "tokenizer") as folder:
     tokenizer = Tokenizer.load(folder)
-  config = DecoderConfig(tokenizer.vocab_size, 32, 2, 2, 1, 16, 48, max_positions=512)
+  config = DecoderConfig(tokenizer.vocab_size, 32, 2, 2, 1, 16, 48, max_positions=2048)
   paths = []
   for seed in (0, 1):
     paths.append(tmp_path_factory.mktemp("model"))

@@ -120,7 +120,7 @@ def test_another_configuration_is_refused_in_the_same_directory(whole, command):
     (["--config.policy.checkpoint=/nowhere"], ["config.policy.checkpoint", "/nowhere"]),
     (["--config.data.name=locomo", "--config.data.path=pyproject.toml"], ["pyproject.toml"]),
     (["--config.rl.micro_batches=7", "--config.rollout.temperature=-1"], ["rl.micro_batches", "rollout.temperature"]),
-    (["--config.policy.max_prompt=5000"], ["512"]),
+    (["--config.policy.max_prompt=5000"], ["2048"]),
     (["--config.mesh.fsdp=64"], ["mesh"]),
   ],
 )
