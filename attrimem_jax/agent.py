@@ -51,7 +51,7 @@ class _Limits:
   session: int
 
 
-_STEP = 64  # lengths are padded to multiples of it: one question after another should not compile one program each
+_STEP = 128  # lengths are padded to multiples of it: one question after another should not compile one program each
 _COMPACT_LIMITS = _Limits(written=64, answered=32, core=128, records=512, context=1024, session=512)
 _FULL_LIMITS = _Limits(written=512, answered=64, core=512, records=1024, context=4096, session=4096)
 

@@ -28,7 +28,8 @@ class Run:
     self.config, self.workdir = config, pathlib.Path(workdir)
     self.stopping = False
     self.workdir.mkdir(parents=True, exist_ok=True)
-    _check_same(self.workdir / "config.json", config)
+    if config.job in ("train", "sft"):
+      _check_same(self.workdir / "config.json", config)
     self.checkpoints = Checkpoints(self.workdir / "checkpoints", keep=config.train.keep_checkpoints)
     self.resumed = self.checkpoints.latest()
     self.metrics = MetricsWriter(self.workdir, resume_step=self.resumed)

@@ -124,7 +124,7 @@ def init_state(optimizer: optax.GradientTransformation, params: Params) -> Train
 def _beside(params: Params, state: TrainState) -> TrainState:
   """Puts counters where the weights are. An update returns them there: elsewhere, the second update compiles again."""
   weight = jax.tree.leaves(params)[0]
-  if not getattr(weight, "committed", False):
+  if isinstance(weight, jax.core.Tracer) or not getattr(weight, "committed", False):  # under jit there is no place yet
     return state
   home = weight.sharding
   if isinstance(home, jax.sharding.NamedSharding):

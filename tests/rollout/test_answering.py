@@ -67,11 +67,11 @@ def reader(top_k: int = 10, **options) -> Reader:
 
 
 def test_answers_come_back_in_order_whatever_their_width(echoing):
-  items = [(bank_of(*FACTS[:k]), QUESTIONS, None) for k in (3, 0, 1)]
+  items = [(bank_of(*FACTS[:k]), QUESTIONS, None) for k in (3, 0, 1)] * 12
   answers = ask(reader(token_budget=200), items)
-  assert [[a.question for a in group] for group in answers] == [QUESTIONS] * 3
+  assert [[a.question for a in group] for group in answers] == [QUESTIONS] * 36
   assert all(a.text == str(len(a.prompt)) for group in answers for a in group)
-  assert sum(len(prompts) for prompts, _ in echoing) == 9
+  assert sum(len(prompts) for prompts, _ in echoing) == 108
   assert len(echoing) > 2, "several widths"
   assert all(len(prompts) <= rows for prompts, rows in echoing)
 
@@ -85,7 +85,7 @@ def test_text_is_without_stop_token_and_blanks(echoing):
 def test_a_batch_keeps_to_its_budget(echoing):
   ask(reader(token_budget=1), [(bank_of("tea"), QUESTIONS * 3, None)])
   assert all(len(prompts) <= 8 for prompts, _ in echoing), "never fewer rows than the smallest bucket"
-  assert sum(len(prompts) for prompts, _ in echoing) == 9
+  assert sum(len(prompts) for prompts, _ in echoing) == 108
 
 
 def test_the_best_records_are_read_and_core_memory_always(echoing):
