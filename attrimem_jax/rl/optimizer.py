@@ -157,7 +157,7 @@ class StepFunction:
 
   def _for(self, state: TrainState) -> Any:
     leaves, tree = jax.tree.flatten(state)
-    key = tree, tuple(leaf.sharding if leaf.committed else None for leaf in leaves)
+    key = tree, tuple(leaf.sharding if getattr(leaf, "committed", False) else None for leaf in leaves)
     if key not in self._jitted:
       kept = jax.tree.unflatten(tree, key[1])
       self._jitted[key] = jax.jit(self._step, donate_argnums=0, out_shardings=(kept, None))

@@ -20,7 +20,8 @@ from attrimem_jax.io.checkpoints import Checkpoints
 from attrimem_jax.rl.optimizer import TrainState
 
 def state(step):
-  return TrainState(params={"w": jnp.full((64, 64), float(step))}, opt_state=(jnp.full(3, float(step)),), step=jnp.int32(step))
+  w = jnp.full((64, 64), float(step))
+  return TrainState(params={"w": w}, opt_state=(w[0, :3],), step=jnp.int32(step))
 
 checkpoints = Checkpoints(sys.argv[1], keep=3)
 checkpoints.save(1, state(1), {"n": 1})

@@ -20,6 +20,15 @@ def test_moments_are_float32():
   assert floats == [jnp.float32] * 2
 
 
+def test_the_state_can_be_traced_without_computing_it():
+  optimizer = make_optimizer(OptimizerSettings(1e-3))
+  params = {"w": jnp.zeros((2, 3))}
+  abstract = jax.eval_shape(lambda: init_state(optimizer, params))
+  assert jax.tree.structure(abstract) == jax.tree.structure(init_state(optimizer, params))
+  traced = jax.eval_shape(lambda params: init_state(optimizer, params), params)
+  assert jax.tree.structure(traced) == jax.tree.structure(abstract)
+
+
 @pytest.mark.parametrize(("dtype", "moves"), [(jnp.float32, True), (jnp.bfloat16, False)])
 def test_why_float32(dtype, moves):
   """200 steps of 1e-6 on a weight of 0.02: float32 moves by 2e-4, bfloat16 not at all."""

@@ -85,7 +85,7 @@ def test_text_is_without_stop_token_and_blanks(echoing):
 def test_a_batch_keeps_to_its_budget(echoing):
   ask(reader(token_budget=1), [(bank_of("tea"), QUESTIONS * 3, None)])
   assert all(len(prompts) <= 8 for prompts, _ in echoing), "never fewer rows than the smallest bucket"
-  assert sum(len(prompts) for prompts, _ in echoing) == 108
+  assert sum(len(prompts) for prompts, _ in echoing) == 9
 
 
 def test_the_best_records_are_read_and_core_memory_always(echoing):
