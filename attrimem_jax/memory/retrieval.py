@@ -7,6 +7,7 @@ read off its last token (as Qwen3-Embedding is trained to be). Both rank; `recal
 import collections
 import dataclasses
 import functools
+import logging
 import re
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -21,6 +22,8 @@ from attrimem_jax.nn.batching import bucket
 from attrimem_jax.nn.config import DecoderConfig
 from attrimem_jax.text.tokenizer import Tokenizer
 from attrimem_jax.types import Module, Record
+
+logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to tell of every index that it builds
 
 Embed = Callable[[Sequence[str]], np.ndarray]
 """Texts to vectors: float32 [n, D]."""
