@@ -5,6 +5,8 @@ import pathlib
 
 # Read by huggingface_hub when it is imported, so it has to stand before any test module.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Tests compile hundreds of programs and run each for a moment: unoptimised, that takes a seventh.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
 
 import pytest
 

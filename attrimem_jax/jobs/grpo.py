@@ -31,6 +31,7 @@ from attrimem_jax.nn import decoder, sharding
 from attrimem_jax.reward.outcome import outcome
 from attrimem_jax.rl import accumulation
 from attrimem_jax.rl import optimizer as optimizers
+from attrimem_jax.rl.advantages import reward_statistics
 from attrimem_jax.rl.experience import AdvantageSettings, Group, Valued, training_batch, value
 from attrimem_jax.rl.loss import LossSettings
 from attrimem_jax.rl.update import check_first_step, make_update
@@ -246,14 +247,15 @@ def _loss_settings(config: ConfigDict) -> LossSettings:
 def _metrics(groups: Sequence[Group], valued: Sequence[Sequence[Valued]], attributions: Sequence[Attribution]) -> dict:
   """What a step says about rewards (spread within groups and across the batch apart), credit and memories."""
   rewards = np.array([group.rewards for group in groups])
+  statistics = reward_statistics(np.nan_to_num(rewards), np.isfinite(rewards))
   credit = [v.credit for group in valued for v in group]
   sources = np.concatenate([c.rewards[c.is_source] for c in credit]) if credit else np.zeros(0)
   metrics = {
-    "reward": float(np.nanmean(rewards)),
-    "reward_std_within_groups": float(np.nanmean(np.nanstd(rewards, axis=1))),
-    "reward_std_across_groups": float(np.nanstd(np.nanmean(rewards, axis=1))),
-    "flat_groups": float(np.mean(np.ptp(np.nan_to_num(rewards), axis=1) < 1e-6)),
-    "invalid_rollouts": float(np.mean(~np.isfinite(rewards))),
+    "reward": statistics.mean,
+    "reward_std_within_groups": statistics.std_within_group,
+    "reward_std_across_groups": statistics.std_across_batch,
+    "flat_groups": statistics.flat_fraction,
+    "invalid_rollouts": float(statistics.invalid),
     "sources": float(len(sources)),
     "credit_nonzero": float(np.mean(sources != 0)) if len(sources) else 0.0,
     "credit_abs": float(np.mean(np.abs(sources))) if len(sources) else 0.0,
