@@ -11,7 +11,6 @@ Each of the four shows itself in a notebook.
 import dataclasses
 import datetime
 import functools
-import importlib.resources
 import itertools
 import pathlib
 from collections.abc import Sequence
@@ -110,9 +109,7 @@ def _model(spec: str | pathlib.Path | LanguageModel) -> LanguageModel:
 
 @functools.cache
 def _shipped_vocabulary() -> str:
-  folder = importlib.resources.files("attrimem_jax") / "assets" / "tokenizer"
-  with importlib.resources.as_file(folder) as path:
-    return Tokenizer.load(path).fingerprint
+  return Tokenizer.load(models.SHIPPED_TOKENIZER).fingerprint
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

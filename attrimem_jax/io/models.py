@@ -36,6 +36,7 @@ from attrimem_jax.text.tokenizer import Tokenizer
 
 _PACKAGE = pathlib.Path(__file__).parents[1]
 ASSETS = _PACKAGE / "assets"
+SHIPPED_TOKENIZER = ASSETS / "tokenizer"  # of the embedded models, also before these exist
 EMBEDDED = ("policy", "answer")
 # In a wheel the manifest lies inside of the package, in a checkout beside it.
 MANIFESTS = (_PACKAGE / "third_party" / "models.toml", _PACKAGE.parent / "third_party" / "models.toml")

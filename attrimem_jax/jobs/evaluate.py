@@ -7,7 +7,7 @@ these two lies what a policy can gain.
 import numpy as np
 from ml_collections import ConfigDict
 
-from attrimem_jax.data.teacher import Sloppiness
+from attrimem_jax.data.teacher import PERFECT
 from attrimem_jax.evaluation.runner import Evaluated, judge
 from attrimem_jax.jobs import setup
 from attrimem_jax.jobs.grpo import Trainer
@@ -37,11 +37,10 @@ def _ask_given(config: ConfigDict, trainer: Trainer) -> list[Evaluated]:
 def _bank(config: ConfigDict, trainer: Trainer, task: Task) -> Bank:
   if config.eval.memory == "empty":
     return Bank.empty()
-  if config.eval.memory == "teacher":
-    sloppiness = Sloppiness(**config.data.teacher.to_dict())
+  if config.eval.memory == "teacher" or config.data.name == "synthetic":
+    # The synthetic reference is a perfect teacher's bank, not the bare notes: changes have replaced what they change.
+    sloppiness = setup.sloppiness(config) if config.eval.memory == "teacher" else PERFECT
     rng = np.random.default_rng(np.random.SeedSequence([config.seed, task.window.number]))
     return write_as_teacher(trainer.chat, task.episode, sloppiness=sloppiness, rng=rng)[0]
-  if config.data.name == "synthetic":  # notes with UPDATE applied, as a perfect teacher does
-    return write_as_teacher(trainer.chat, task.episode, sloppiness=Sloppiness(), rng=np.random.default_rng(0))[0]
   dates = [session.date for session in task.window.history.sessions]
   return banks.from_notes(task.episode.notes, dates, trainer.chat.tokenizer)

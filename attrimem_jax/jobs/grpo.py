@@ -9,7 +9,6 @@ Symbols of the paper: ŷ is `Answer.completion`, φ_j `Attribution.weights`, r_{
 metrics) and anything the paper keeps to itself (its prompts, retriever, λ).
 """
 
-import functools
 import json
 from collections.abc import Iterator, Sequence
 
@@ -21,21 +20,20 @@ from attrimem_jax import validation
 from attrimem_jax.attribution.ablations import masks_at
 from attrimem_jax.attribution.attribute import Attribution, Problem, fit, measure
 from attrimem_jax.attribution.credit import Unit
-from attrimem_jax.evaluation.runner import Evaluated, evaluate, memory_metrics, summarise
+from attrimem_jax.evaluation.runner import Evaluated, evaluate, judge, memory_metrics, summarise
 from attrimem_jax.io.clock import Clock
 from attrimem_jax.jobs import setup
 from attrimem_jax.jobs.run import Run
 from attrimem_jax.jobs.tasks import Task, Tasks
 from attrimem_jax.memory.context import answer_prefix
-from attrimem_jax.nn import decoder, sharding
-from attrimem_jax.reward.outcome import outcome
+from attrimem_jax.nn import sharding
 from attrimem_jax.rl import accumulation
 from attrimem_jax.rl import optimizer as optimizers
 from attrimem_jax.rl.advantages import reward_statistics
 from attrimem_jax.rl.experience import AdvantageSettings, Group, Valued, training_batch, value
 from attrimem_jax.rl.loss import LossSettings
 from attrimem_jax.rl.update import check_first_step, make_update
-from attrimem_jax.rollout.answering import Answer, ask
+from attrimem_jax.rollout.answering import Answer
 from attrimem_jax.rollout.writing import write
 from attrimem_jax.view import terminal
 from attrimem_jax.view.report import write_report
@@ -81,7 +79,8 @@ class Trainer:
     self.optimizer = optimizers.make_optimizer(setup.optimizer_settings(config))
     # The reference is the starting policy, in buffers of its own: the state's are donated to every update.
     self.reference = sharding.place(self.policy.params, self.mesh) if config.rl.kl else None
-    self.update = make_update(self.policy.config, self.optimizer, _loss_settings(config), self._logprobs())
+    logprobs = setup.logprobs(config, self.policy.config)
+    self.update = make_update(self.policy.config, self.optimizer, _loss_settings(config), logprobs)
     self.advantages = AdvantageSettings(
       config.rl.lambda_,
       Unit(config.attribution.unit),
@@ -91,12 +90,6 @@ class Trainer:
     )
     if self.tasks.report:
       print(self.tasks.report, flush=True)
-
-  def _logprobs(self):
-    config = self.config
-    return functools.partial(
-      decoder.token_logprobs, self.policy.config, dtype=config.policy.dtype, remat=config.rl.remat
-    )
 
   def initial_state(self) -> optimizers.TrainState:
     params = sharding.place(jax.tree.map(np.array, self.policy.params), self.mesh)
@@ -164,18 +157,10 @@ class Trainer:
     return [Group(tuple(rows), (), np.zeros((len(rows), 0))) for rows in rollouts]
 
   def _answer(self, tasks: Sequence[Task], groups: Sequence[Group]) -> list[Group]:
-    items = [
-      (rollout.bank, task.questions, (task.window.history.id, rollout.index))
-      for task, group in zip(tasks, groups, strict=True)
-      for rollout in group.rollouts
-    ]
-    answers = iter(ask(self.reader, items, self.chat))
-    return [self._scored(group, [tuple(next(answers)) for _ in group.rollouts]) for group in groups]
-
-  def _scored(self, group: Group, answers: Sequence[tuple[Answer, ...]]) -> Group:
-    kind = self.config.reward.kind
-    scores = np.array([[outcome(a.text, a.question, kind) for a in row] for row in answers], np.float64)
-    return Group(group.rollouts, tuple(answers), scores.reshape(len(answers), -1))
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    questions = [task.questions for task, group in zip(tasks, groups, strict=True) for _ in group.rollouts]
+    judged = iter(judge(self.reader, rollouts, questions, self.config.reward.kind, self.chat))
+    return [_judged([next(judged) for _ in group.rollouts]) for group in groups]
 
   def _score(self, step: int, groups: Sequence[Group]):
     """Masks and scores of every answer that leans on something this rollout wrote."""
@@ -222,6 +207,11 @@ class Trainer:
     prefixes = -(-len(tasks) * longest // micro) * micro
     batch = training_batch(valued, prefixes=prefixes, width=setup.completion_width(config), step=config.rollout.bucket)
     return sharding.place_batch(accumulation.split(batch, micro), self.mesh)
+
+
+def _judged(rows: Sequence[Evaluated]) -> Group:
+  scores = np.array([row.scores for row in rows], np.float64).reshape(len(rows), -1)
+  return Group(tuple(row.rollout for row in rows), tuple(row.answers for row in rows), scores)
 
 
 def _with_attributions(groups: Sequence[Group], attributions: Sequence[Attribution]) -> list[Group]:

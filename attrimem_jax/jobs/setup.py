@@ -1,16 +1,22 @@
 """From a configuration to the parts that jobs are made of: models, writer, reader, tasks, optimiser."""
 
 import dataclasses
+import functools
 import pathlib
+from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
+from attrimem_jax.data.synthetic import WorldConfig
+from attrimem_jax.data.teacher import Sloppiness
 from attrimem_jax.io import checkpoints, models
 from attrimem_jax.io.models import LanguageModel
 from attrimem_jax.jobs.run import Run
 from attrimem_jax.memory.prompts import COMPACT, FULL, Prompts
 from attrimem_jax.memory.retrieval import Bm25, Dense, Retriever, last_token_embed
+from attrimem_jax.nn import decoder
 from attrimem_jax.nn.batching import bucket
+from attrimem_jax.nn.config import DecoderConfig
 from attrimem_jax.nn.decoder import Params
 from attrimem_jax.rl.optimizer import OptimizerSettings
 from attrimem_jax.rollout.answering import Reader
@@ -25,6 +31,21 @@ PROMPTS = {"compact": COMPACT, "full": FULL}
 
 def prompts(name: str) -> Prompts:
   return PROMPTS[name]
+
+
+def world(config: ConfigDict) -> WorldConfig:
+  """Sizes of the synthetic world."""
+  return WorldConfig(**{name: tuple(low_high) for name, low_high in config.data.synthetic.items()})
+
+
+def sloppiness(config: ConfigDict) -> Sloppiness:
+  """How the synthetic world's teacher errs."""
+  return Sloppiness(**config.data.teacher.to_dict())
+
+
+def logprobs(config: ConfigDict, shape: DecoderConfig) -> Callable:
+  """The log-probabilities that updates train on, at the run's precision and memory."""
+  return functools.partial(decoder.token_logprobs, shape, dtype=config.policy.dtype, remat=config.rl.remat)
 
 
 def chat(config: ConfigDict, tokenizer: Tokenizer) -> Chat:

@@ -4,7 +4,6 @@ Batch n is a function of the seed and n. Batches are made on a thread of their o
 """
 
 import functools
-import importlib.resources
 import itertools
 import pathlib
 from collections.abc import Callable, Iterator
@@ -15,13 +14,11 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from attrimem_jax.data import synthetic
-from attrimem_jax.data.teacher import Sloppiness
 from attrimem_jax.io import models
 from attrimem_jax.io.models import LanguageModel
 from attrimem_jax.jobs import setup
 from attrimem_jax.jobs.export import export
 from attrimem_jax.jobs.run import Run
-from attrimem_jax.memory.prompts import Prompts
 from attrimem_jax.nn import decoder
 from attrimem_jax.nn.config import DecoderConfig
 from attrimem_jax.rl import optimizer as optimizers
@@ -37,9 +34,7 @@ def starting_model(config: ConfigDict) -> LanguageModel:
   """The model to train: loaded, or random of the shape `sft.init` with the vocabulary of `sft.tokenizer`."""
   if not config.sft.from_scratch:
     return models.load(config.policy.model if config.sft.task == "policy" else config.answer.model)
-  tokenizer = Tokenizer.load(
-    config.sft.tokenizer or str(importlib.resources.files("attrimem_jax") / "assets/tokenizer")
-  )
+  tokenizer = Tokenizer.load(config.sft.tokenizer or models.SHIPPED_TOKENIZER)
   shape = DecoderConfig(vocab_size=tokenizer.vocab_size, **config.sft.init.to_dict())
   return LanguageModel("from scratch", shape, decoder.init(shape, jax.random.key(config.seed)), tokenizer)
 
@@ -48,7 +43,7 @@ def run_sft(config: ConfigDict, run: Run) -> None:
   """Trains for `train.steps`, resuming from the newest checkpoint of the run; ends with a model in HF format."""
   model = starting_model(config)
   optimizer = optimizers.make_optimizer(setup.optimizer_settings(config))
-  logprobs = functools.partial(decoder.token_logprobs, model.config, dtype=config.policy.dtype, remat=config.rl.remat)
+  logprobs = setup.logprobs(config, model.config)
   update = sft.make_sft_update(model.config, optimizer, logprobs)
   held_out = sft.make_sft_evaluation(model.config, logprobs)
   state = run.restore(optimizers.init_state(optimizer, model.params))
@@ -78,7 +73,7 @@ class Examples:
   def __init__(self, config: ConfigDict, tokenizer: Tokenizer):
     self._config = config
     self._chat = Chat(tokenizer, thinking=config.policy.thinking)
-    self._world = synthetic.WorldConfig(**{k: tuple(v) for k, v in config.data.synthetic.items()})
+    self._world = setup.world(config)
     self._widths = Widths(**config.sft.widths.to_dict())
     self._make: Callable[[str, int], list[Example]] = self._writing if config.sft.task == "policy" else self._answering
 
@@ -99,17 +94,15 @@ class Examples:
 
   def _writing(self, split: str, index: int) -> list[Example]:
     episode, rng = self._episode(split, index)
-    sloppiness = Sloppiness(**self._config.data.teacher.to_dict())
-    return teaching.writing_examples(self._chat, self._prompts("policy"), episode, sloppiness=sloppiness, rng=rng)
+    sloppiness, prompts = setup.sloppiness(self._config), setup.prompts(self._config.policy.prompts)
+    return teaching.writing_examples(self._chat, prompts, episode, sloppiness=sloppiness, rng=rng)
 
   def _answering(self, split: str, index: int) -> list[Example]:
     episode, rng = self._episode(split, index)
-    return [teaching.answering_example(self._chat, self._prompts("answer"), episode, rng=rng)]
+    prompts = setup.prompts(self._config.answer.prompts)
+    return [teaching.answering_example(self._chat, prompts, episode, rng=rng)]
 
   def _episode(self, split: str, index: int):
     seed = self._config.data.seed
     rng = np.random.default_rng(np.random.SeedSequence([seed, synthetic.SPLITS.index(split), index, 1]))
     return synthetic.episode(self._world, split, seed, index), rng
-
-  def _prompts(self, role: str) -> Prompts:
-    return setup.prompts(self._config[role].prompts)

@@ -10,6 +10,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from attrimem_jax.data import locomo, synthetic
+from attrimem_jax.jobs import setup
 from attrimem_jax.memory import bank as banks
 from attrimem_jax.memory.bank import Bank
 from attrimem_jax.memory.prompts import Overflow, Prompts, fit_history
@@ -41,7 +42,7 @@ class Tasks:
 
   def __init__(self, config: ConfigDict, chat: Chat, prompts: Prompts):
     self._config, self._chat, self._prompts = config, chat, prompts
-    self._world = synthetic.WorldConfig(**{k: tuple(v) for k, v in config.data.synthetic.items()})
+    self._world = setup.world(config)
     self.report = ""
     self._finite: dict[str, tuple[Episode, ...]] = {}
     if config.data.name == "locomo":

@@ -75,12 +75,12 @@ def value(group: Group, settings: AdvantageSettings, tokenizer: Tokenizer) -> li
   is_source = np.concatenate([credit[c.key].is_source for c in calls])
   process = advantage.process_advantages(flat_rewards, is_source, normalise=settings.normalise, clip=settings.clip)
   cuts = np.cumsum([len(c.completion.ids) for c in calls])[:-1]
-  return [
-    Valued(
-      c, credit[c.key], outcome[c.key.rollout], outcome[c.key.rollout] + settings.lambda_ * p, valid[c.key.rollout]
-    )
-    for c, p in zip(calls, np.split(process, cuts), strict=True)
-  ]
+  valued = []
+  for c, p in zip(calls, np.split(process, cuts), strict=True):
+    g, mine = c.key.rollout, credit[c.key]
+    tokens = advantage.combine(outcome[g], p, mine.is_source, settings.lambda_)
+    valued.append(Valued(c, mine, outcome[g], tokens, valid[g]))
+  return valued
 
 
 def _credit(
