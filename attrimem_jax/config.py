@@ -8,6 +8,7 @@ import importlib.util
 import os
 import pathlib
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -127,7 +128,7 @@ def _rl() -> ConfigDict:
 
 def _optim() -> ConfigDict:
   optim = ConfigDict()
-  optim.name = "adamw"
+  optim.name = "adamw"  # or "muon": half the steps from scratch
   optim.lr = 1e-6
   optim.schedule = "constant"
   optim.final_fraction = 0.1  # of lr, where the cosine ends
@@ -188,6 +189,14 @@ def _sft() -> ConfigDict:
   return sft
 
 
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+  """A nested mapping as one of dotted names: {"rl": {"kl": 0.02}} becomes {"rl.kl": 0.02}."""
+  found: dict[str, Any] = {}
+  for name, value in tree.items():
+    found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+  return found
+
+
 def recipe(file: str | os.PathLike[str], preset: str = "") -> ConfigDict:
   """Runs the recipe in `file` and returns its locked configuration; recipes use it to build on one another.
 
@@ -201,7 +210,10 @@ def recipe(file: str | os.PathLike[str], preset: str = "") -> ConfigDict:
   if spec is None or spec.loader is None:
     raise ValueError(f"{str(path)!r} is not a Python file. Give the path of a file such as configs/grpo_token.py.")
   module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
+  try:
+    spec.loader.exec_module(module)
+  except (SyntaxError, ImportError) as error:
+    raise ValueError(f"{str(path)!r} cannot be run as a recipe: {error}") from error
   if not hasattr(module, "get_config"):
     raise ValueError(f"{str(path)!r} has no get_config(preset). Copy configs/grpo_token.py to start a recipe.")
   return module.get_config(preset)
@@ -213,8 +225,3 @@ def choose(preset: str, presets: Mapping[str, Callable[[ConfigDict], None]]) -> 
     known = ", ".join(repr(name) for name in presets if name)
     raise ValueError(f"Unknown preset {preset!r}. Use one of {known}, as in --config=configs/<recipe>.py:<preset>.")
   return presets[preset]
-
-
-def prompts_per_step(config: ConfigDict) -> int:
-  """Prompts of one step, each sampled `rollout.group_size` times; 0 if it depends on the length of the histories."""
-  return config.rollout.histories * config.rollout.horizon.sessions * len(config.rollout.modules)

@@ -7,6 +7,7 @@ starts. The run directory (`--workdir`) then holds config.json, metrics.jsonl, T
 checkpoints and a report. The same command again goes on where the run stopped, with the same numbers as if it had not.
 """
 
+import difflib
 import importlib
 import os
 import pathlib
@@ -14,7 +15,9 @@ import sys
 from collections.abc import Sequence
 
 from absl import app, flags, logging
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
+
+from attrimem_jax import config as schema
 
 _CONFIG = config_flags.DEFINE_config_file(
   "config", None, "Recipe, e.g. configs/grpo_token.py:smollm2.", lock_config=True
@@ -44,8 +47,6 @@ def main(argv: Sequence[str]) -> None:
   ):  # a run that goes on, or a second one, then compiles nothing again
     jax.config.update("jax_compilation_cache_dir", str(models.cache() / "compiled"))
   config = _CONFIG.value
-  if config is None:
-    raise ValueError("no recipe given: add --config=configs/grpo_token.py")
   validation.validate(config, jax.device_count())
   with Run(config, _WORKDIR.value or _default_workdir()) as run:
     job, function = JOBS[config.job]
@@ -58,9 +59,46 @@ def _default_workdir() -> str:
   return str(pathlib.Path("runs") / (f"{name}-{preset}" if preset else name))
 
 
+def check_arguments(arguments: Sequence[str]) -> None:
+  """Loads the recipe and looks up every overridden key, so that a mistake is a sentence and not a traceback.
+
+  Raises:
+    ValueError: no recipe, no such recipe or preset, or keys that it does not have (all of them at once).
+  """
+  if any(argument.lstrip("-").startswith("help") for argument in arguments):
+    return
+  following = zip(arguments, [*arguments[1:], ""], strict=False)
+  named = [b if a == "--config" else a.removeprefix("--config=") for a, b in following if a.split("=")[0] == "--config"]
+  if not named or not named[-1]:
+    raise ValueError("no recipe given: add --config=configs/grpo_token.py")
+  recipe, _, preset = named[-1].partition(":")
+  config = schema.recipe(recipe, preset)
+  keys = [argument[len("--config.") :].split("=")[0] for argument in arguments if argument.startswith("--config.")]
+  problems = [f"config.{key}: there is no such key{_nearest(config, key)}" for key in keys if not _has(config, key)]
+  if problems:
+    raise ValueError("; ".join(problems))
+
+
+def _has(config: ConfigDict, key: str) -> bool:
+  value = config
+  for part in key.split("[")[0].split("."):
+    if not isinstance(value, ConfigDict) or part not in value:
+      return False
+    value = value[part]
+  return True
+
+
+def _nearest(config: ConfigDict, key: str) -> str:
+  known = list(schema.flat(config.to_dict()))
+  same = [name for name in known if name.split(".")[-1] == key.split(".")[-1]]
+  found = same or difflib.get_close_matches(key, known, n=3)
+  return f"; did you mean {', '.join(found)}?" if found else ""
+
+
 def cli() -> None:
   """Entry point of the `attrimem` command: errors that a user can mend are one line, not a traceback."""
   try:
+    check_arguments(sys.argv[1:])
     app.run(main)
   except ValueError as error:
     sys.exit(f"error: {error}")

@@ -39,7 +39,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
   "attribution.unit": ("token", "span", "action", "none"),
   "rl.normalise": ("zscore", "scale", "none"),
   "rl.loss_norm": ("token", "sequence", "constant"),
-  "optim.name": ("adamw",),
+  "optim.name": ("adamw", "muon"),
   "optim.schedule": ("constant", "cosine"),
   "sft.task": ("policy", "answer"),
   "sft.init.family": ("qwen3", "qwen2", "llama"),

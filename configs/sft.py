@@ -43,11 +43,12 @@ def answer(config: ConfigDict) -> None:
   config.sft.from_scratch = True
   config.sft.init.layers = 3
   config.sft.init.hidden = 256
-  config.optim.lr = 3e-3
+  config.optim.name = "muon"
+  config.optim.lr = 6e-3
   config.sft.task = "answer"
   config.sft.widths = {"rows": 8, "prefix": 128, "prompt": 16, "completion": 12}
   config.data.synthetic.questions = (8, 8)
-  config.train.steps = 2400
+  config.train.steps = 3600
 
 
 def smollm2(config: ConfigDict) -> None:

@@ -101,7 +101,8 @@ def test_variants_differ_from_the_token_recipe_in_one_place(preset):
 def test_the_paper_preset_holds_the_published_values():
   """FACTS of arXiv 2607.21106 v2, and MemBuilder's values where that paper is silent."""
   config = _recipe("grpo_token.py", "qwen3_4b")
-  assert schema.prompts_per_step(config) * config.rollout.group_size == 256
+  prompts = config.rollout.histories * config.rollout.horizon.sessions * len(config.rollout.modules)
+  assert prompts * config.rollout.group_size == 256
   assert (config.rollout.group_size, config.train.steps, config.optim.lr) == (8, 400, 1e-6)
   assert config.attribution.masks == ((0, 8), (80, 16), (200, 32))
   assert (config.attribution.alpha, config.attribution.penalty, config.attribution.keep) == (0.01, "raw", 0.5)

@@ -80,12 +80,6 @@ def load_tokenizer(spec: str) -> Tokenizer:
   return gguf.read_tokenizer(path) if path.is_file() else Tokenizer.load(tokenizer_folder(path))
 
 
-def load_config(spec: str) -> DecoderConfig:
-  """The sizes of a model, without its weights."""
-  path = resolve(spec)
-  return gguf.read_config(path) if path.is_file() else huggingface.read_config(path)
-
-
 def check(spec: str) -> None:
   """Raises ValueError where `load(spec)` could not work, as far as that is known without weights and network."""
   path = locate(spec)

@@ -1,18 +1,20 @@
 """A run directory: configuration, metrics, checkpoints, rollouts, and what happens when a run stops or goes on."""
 
+import fcntl
 import json
 import pathlib
 import signal
-from typing import Any
+from typing import IO, Any
 
 from ml_collections import ConfigDict
 
+from attrimem_jax import config as schema
 from attrimem_jax.io.checkpoints import Checkpoints
 from attrimem_jax.io.metrics import MetricsWriter, Progress, write_rollouts
 from attrimem_jax.rl.optimizer import TrainState
 
 # Keys that a run may be resumed with other values of: they decide how long and how often, not what is computed.
-_FREE = ("train.steps", "train.log_every", "train.checkpoint_every", "train.keep_checkpoints", "job")
+_FREE = ("train.log_every", "train.checkpoint_every", "train.keep_checkpoints", "job")
 
 
 class Run:
@@ -21,14 +23,16 @@ class Run:
   SIGTERM and SIGINT set `stopping`: loops then save and return at the end of the step.
 
   Raises:
-    ValueError: the directory holds a run of another configuration.
+    ValueError: the directory holds a run of another configuration, or one that is going on.
   """
 
   def __init__(self, config: ConfigDict, workdir: str):
     self.config, self.workdir = config, pathlib.Path(workdir)
     self.stopping = False
     self.workdir.mkdir(parents=True, exist_ok=True)
+    self._lock: IO[str] | None = None
     if config.job in ("train", "sft"):
+      self._lock = _lock(self.workdir)
       _check_same(self.workdir / "config.json", config)
     self.checkpoints = Checkpoints(self.workdir / "checkpoints", keep=config.train.keep_checkpoints)
     self.resumed = self.checkpoints.latest()
@@ -44,6 +48,8 @@ class Run:
     for number, handler in self._handlers.items():
       signal.signal(number, handler)
     self.metrics.close()
+    if self._lock is not None:
+      self._lock.close()
 
   def _stop(self, number: int, frame: object) -> None:
     if self.stopping:  # asked twice: do not wait for the step
@@ -75,15 +81,27 @@ class Run:
     return Progress(start, total)
 
 
+def _lock(workdir: pathlib.Path) -> IO[str]:
+  """Two processes that wrote the same run would spoil it. The lock goes with the process, however it ends."""
+  lock = open(workdir / ".lock", "w")  # noqa: SIM115 (held until the run ends)
+  try:
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except OSError:
+    lock.close()
+    raise ValueError(f"another process is running in {workdir}: wait for it, or give another --workdir") from None
+  return lock
+
+
 def _check_same(file: pathlib.Path, config: ConfigDict) -> None:
   """Writes the configuration, or compares it with that of the run that is there already."""
   mine = json.loads(json.dumps(config.to_dict()))
+  free = _FREE if config.optim.schedule == "cosine" else (*_FREE, "train.steps")  # the cosine ends at the last step
   if file.exists():
-    theirs = _flat(json.loads(file.read_text()))
+    theirs = schema.flat(json.loads(file.read_text()))
     changed = [
       f"{name}: {theirs.get(name)!r} there, {value!r} now"
-      for name, value in _flat(mine).items()
-      if theirs.get(name) != value and name not in _FREE
+      for name, value in schema.flat(mine).items()
+      if theirs.get(name) != value and name not in free
     ]
     if changed:
       raise ValueError(
@@ -91,10 +109,3 @@ def _check_same(file: pathlib.Path, config: ConfigDict) -> None:
         "give another --workdir, or remove it"
       )
   file.write_text(json.dumps(mine, indent=1) + "\n")
-
-
-def _flat(tree: dict, prefix: str = "") -> dict[str, Any]:
-  flat: dict[str, Any] = {}
-  for name, value in tree.items():
-    flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-  return flat

@@ -131,6 +131,7 @@ def with_params(model: LanguageModel, params: Params) -> LanguageModel:
 def optimizer_settings(config: ConfigDict) -> OptimizerSettings:
   optim = config.optim
   return OptimizerSettings(
+    name=optim.name,
     learning_rate=optim.lr,
     schedule=optim.schedule,
     warmup_steps=optim.warmup,

@@ -100,19 +100,6 @@ def _rescale(values: np.ndarray, keep: np.ndarray) -> np.ndarray:
   return out
 
 
-def process_advantages_by_group(
-  rewards: np.ndarray, is_source: np.ndarray, groups: np.ndarray, *, normalise: str = "zscore", clip: float = 5.0
-) -> np.ndarray:
-  """`process_advantages` of several groups: `groups` int[B] names the group of each row of `rewards` [B, ...]."""
-  out = np.zeros(np.shape(rewards))
-  for group in np.unique(groups):
-    rows = np.asarray(groups) == group
-    out[rows] = process_advantages(
-      np.asarray(rewards)[rows], np.asarray(is_source)[rows], normalise=normalise, clip=clip
-    )
-  return out
-
-
 def combine(outcome: np.ndarray, process: np.ndarray, is_source: np.ndarray, weight: float) -> np.ndarray:
   """Â = Â_out + λ Â_proc, float32.
 
@@ -124,14 +111,6 @@ def combine(outcome: np.ndarray, process: np.ndarray, is_source: np.ndarray, wei
   """
   outcome = np.asarray(outcome, np.float64)[..., None]
   return (outcome + weight * np.where(is_source, process, 0.0)).astype(np.float32)
-
-
-def drop_silent(loss_mask: np.ndarray, advantages: np.ndarray) -> np.ndarray:
-  """`loss_mask` bool[P, n, C] without the prefixes all of whose advantages are exactly 0.
-
-  Such rows would only feel the KL term. Dropped here, they leave the loss and its denominators alike.
-  """
-  return loss_mask & np.any(np.where(loss_mask, advantages, 0.0) != 0, axis=(1, 2), keepdims=True)
 
 
 @dataclasses.dataclass(frozen=True)

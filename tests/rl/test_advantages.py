@@ -5,11 +5,9 @@ import pytest
 
 from attrimem_jax.rl.advantages import (
   combine,
-  drop_silent,
   flat,
   outcome_advantages,
   process_advantages,
-  process_advantages_by_group,
   reward_statistics,
 )
 
@@ -110,17 +108,6 @@ def test_unknown_normalisation():
     process_advantages(np.ones(2), np.ones(2, bool), normalise="z")
 
 
-def test_by_group_equals_each_group_alone():
-  rng = np.random.default_rng(0)
-  rewards, sources = rng.normal(size=(5, 2, 3)), rng.random((5, 2, 3)) < 0.7
-  groups = np.array([4, 7, 4, 7, 4])
-  got = process_advantages_by_group(rewards, sources, groups)
-  for group in (4, 7):
-    np.testing.assert_array_equal(
-      got[groups == group], process_advantages(rewards[groups == group], sources[groups == group])
-    )
-
-
 def test_combination_by_hand():
   got = combine(
     np.array([1.0, -1.0]), np.array([[2.0, 5.0], [3.0, np.nan]]), np.array([[True, False], [True, False]]), 0.5
@@ -128,12 +115,6 @@ def test_combination_by_hand():
   np.testing.assert_array_equal(got, [[2, 1], [0.5, -1]])
   assert got.dtype == np.float32
   np.testing.assert_array_equal(combine(np.array([0.3]), np.ones((1, 4)), np.ones((1, 4), bool), 0.0), np.float32(0.3))
-
-
-def test_silent_prefixes_can_leave_the_loss():
-  mask = np.ones((2, 2, 1), bool)
-  advantages = np.array([[[0.0], [0.0]], [[0.0], [1.0]]])
-  np.testing.assert_array_equal(drop_silent(mask, advantages)[..., 0], [[False, False], [True, True]])
 
 
 def test_spread_within_groups_is_not_spread_across_the_batch():

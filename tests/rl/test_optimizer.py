@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from attrimem_jax.rl.optimizer import OptimizerSettings, apply_gradients, init_state, make_optimizer, make_schedule
@@ -88,3 +89,25 @@ def test_all_bad_settings_are_named_at_once():
     make_optimizer(OptimizerSettings(-1.0, schedule="linear", clip_norm=-2))
   for part in ("learning_rate: -1.0", "schedule: 'linear'", "clip_norm: -2"):
     assert part in str(caught.value)
+
+
+def test_muon_moves_each_matrix_of_each_layer_by_itself():
+  """Oracle: optax's Muon on plain two-dimensional matrices; everything else moves by Adam (with Nesterov momentum)."""
+  rng = np.random.default_rng(0)
+  shapes = {"q": (2, 6, 2, 4), "o": (2, 2, 4, 6), "gate": (2, 6, 10), "down": (2, 10, 6), "q_norm": (2, 4)}
+  params = {"embed": jnp.zeros((7, 6)), "layers": {name: jnp.zeros(shape) for name, shape in shapes.items()}}
+  grads = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape), jnp.float32), params)
+  optimizer = make_optimizer(OptimizerSettings(1e-2, name="muon", clip_norm=0.0))
+  state, _ = apply_gradients(optimizer, init_state(optimizer, params), grads, jnp.ones(()))
+  adam = optax.nadamw(1e-2, eps=1e-8, weight_decay=0.0)
+  expected, _ = apply_gradients(adam, init_state(adam, params), grads, jnp.ones(()))
+  plain = optax.contrib.muon(1e-2, consistent_rms=0.2)
+  flat = {"q": (6, 8), "o": (8, 6), "gate": (6, 10), "down": (10, 6)}
+  for name, got in state.params["layers"].items():
+    for layer in range(2):
+      want = expected.params["layers"][name][layer]
+      if name in flat:
+        gradient = grads["layers"][name][layer].reshape(flat[name])
+        want = plain.update(gradient, plain.init(gradient), gradient)[0].reshape(want.shape)
+      np.testing.assert_allclose(got[layer], want, rtol=1e-4, atol=1e-7)
+  np.testing.assert_allclose(state.params["embed"], expected.params["embed"], rtol=1e-4)
