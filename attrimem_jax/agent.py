@@ -140,7 +140,7 @@ class Agent:
     if temperature < 0:
       raise ValueError(f"temperature is {temperature} in Agent.write: give 0 or more")
     chat = self._chat()
-    read = fit_history(chat, self.writer.prompts, as_history(history), self.session_tokens, Overflow.SPLIT)
+    read, _ = fit_history(chat, self.writer.prompts, as_history(history), self.session_tokens, Overflow.SPLIT)
     sampling = dataclasses.replace(self.writer.sampling, temperature=temperature)
     writer = dataclasses.replace(self.writer, sampling=sampling, chat=chat)
     window = Window(read, 0, 0, len(read.sessions))

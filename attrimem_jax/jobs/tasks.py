@@ -91,26 +91,28 @@ class Tasks:
     return synthetic.episode(self._world, split, self._config.data.seed, number)
 
   def _fitted(self, episode: Episode) -> Episode:
-    """Leaves out or divides what would not fit the prompt; notes keep pointing at the session they came from."""
+    """Leaves out or divides what would not fit the prompt. Notes of a divided session belong to its last part: a bank
+    of reference notes never holds what was not read yet."""
     config = self._config.policy
-    history = fit_history(self._chat, self._prompts, episode.history, config.max_prompt // 2, Overflow(config.overlong))
-    place = {session.id.split("/")[0]: i for i, session in reversed(list(enumerate(history.sessions)))}
-    old = [session.id for session in episode.history.sessions]
-    notes = tuple(Note(place[old[note.session]], note.module, note.text) for note in episode.notes)
+    budget, overflow = config.max_prompt // 2, Overflow(config.overlong)
+    history, origin = fit_history(self._chat, self._prompts, episode.history, budget, overflow)
+    last = {session: place for place, session in enumerate(origin)}
+    notes = tuple(Note(last[note.session], note.module, note.text) for note in episode.notes)
     return dataclasses.replace(episode, history=history, notes=notes)
 
 
 def askable(episode: Episode, window: Window) -> list[Question]:
   """The questions that the sessions up to the window's end answer, with some evidence inside the window.
 
-  Questions without evidence in the data (most are to be abstained from) are asked when the window ends the history.
+  Questions without evidence in the data (most are to be abstained from) are asked when the window ends the history;
+  those whose evidence was cut off, never.
   """
   session_of = {turn.id: s for s, session in enumerate(episode.history.sessions) for turn in session.turns}
   last = window.stop == len(episode.history.sessions)
   chosen = []
   for question in episode.questions:
-    places = [session_of[turn] for turn in question.evidence if turn in session_of]
-    inside = bool(places) and max(places) < window.stop and max(places) >= window.start
+    places = [session_of.get(turn, -1) for turn in question.evidence]
+    inside = bool(places) and min(places) >= 0 and window.start <= max(places) < window.stop
     if inside or (not places and last):
       chosen.append(question)
   return chosen

@@ -118,14 +118,20 @@ class Overflow(enum.StrEnum):
   CUT = "cut"  # the oldest turns are left out
 
 
-def fit_history(chat: Chat, prompts: Prompts, history: History, budget: int, overflow: Overflow) -> History:
+def fit_history(
+  chat: Chat, prompts: Prompts, history: History, budget: int, overflow: Overflow
+) -> tuple[History, tuple[int, ...]]:
   """The history with every session's prefix within `budget` tokens.
+
+  Returns:
+    The fitted history, and for each of its sessions the number of the session that it came from.
 
   Raises:
     ValueError: a session is too long under FAIL, or the prompt leaves no room for any turn.
   """
-  sessions = [part for s in history.sessions for part in _fit_session(chat, prompts, s, budget, overflow, history.id)]
-  return dataclasses.replace(history, sessions=tuple(sessions))
+  parts = [_fit_session(chat, prompts, s, budget, overflow, history.id) for s in history.sessions]
+  origin = tuple(number for number, group in enumerate(parts) for _ in group)
+  return dataclasses.replace(history, sessions=tuple(itertools.chain(*parts))), origin
 
 
 def _fit_session(

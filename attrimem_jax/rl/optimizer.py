@@ -125,8 +125,9 @@ def make_optimizer(settings: OptimizerSettings) -> optax.GradientTransformation:
 
 def _matrices(params: Params) -> Any:
   """For every stacked weight of the layers, which axes its matrices read and write; None for what is no matrix."""
-  read_write = dict.fromkeys(("gate", "up", "down"), ((1,), (2,)))
-  read_write |= dict.fromkeys("qkv", ((1,), (2, 3))) | {"o": ((1, 2), (3,))}
+  read_write: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {"o": ((1, 2), (3,))}
+  read_write.update(dict.fromkeys(("gate", "up", "down"), ((1,), (2,))))
+  read_write.update(dict.fromkeys("qkv", ((1,), (2, 3))))
 
   def axes(path: tuple, _: jax.Array) -> MuonDimensionNumbers | None:
     found = read_write.get(jax.tree_util.keystr(path[-1:], simple=True))

@@ -172,8 +172,16 @@ def test_a_session_that_is_split_keeps_questions_and_notes_at_their_place(conver
   name = task.window.history.id
   (source,) = [e for e in conversations if e.history.id == name]
   fitted = run._fitted(source)
-  assert [sessions[note.session].id for note in fitted.notes] == ["s0/1", "s1/1", "s2/1", "s3/1"]
+  assert [sessions[note.session].id for note in fitted.notes] == ["s0/2", "s1/2", "s2/2", "s3/2"]
   assert {q.id for q in askable(fitted, Window(fitted.history, 0, 0, 5))} == {f"{name}-{i}" for i in (0, 1, 2)}
+
+
+def test_questions_whose_evidence_was_cut_are_never_asked(conversations):
+  """Prompts that hold one turn cut the first of each session, on which all questions with evidence are but "both"."""
+  run = tasks(**{"data.name": "locomo", "policy.overlong": "cut", "policy.max_prompt": 2 * _room(conversations[0])})
+  fitted = run._fitted(conversations[0])
+  assert [[t.id for t in s.turns] for s in fitted.history.sessions] == [["0b"], ["1b"], ["2b"], ["3b"]]
+  assert {q.id for q in askable(fitted, Window(fitted.history, 0, 0, 4))} == {"a-none"}
 
 
 def _room(episode: Episode) -> int:

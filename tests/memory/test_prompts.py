@@ -98,7 +98,7 @@ def test_a_history_within_its_budget_is_left_alone(chat, prompts):
   whole = history("hello", "hi")
   budget = len(session_prefix(chat, prompts, whole.sessions[0]))
   for overflow in Overflow:
-    assert fit_history(chat, prompts, whole, budget, overflow) == whole
+    assert fit_history(chat, prompts, whole, budget, overflow) == (whole, (0,))
   with pytest.raises(ValueError, match=f"'s' of history 'h' takes {budget} tokens, the prompt may hold {budget - 1}"):
     fit_history(chat, prompts, whole, budget - 1, Overflow.FAIL)
 
@@ -107,11 +107,12 @@ def test_a_history_within_its_budget_is_left_alone(chat, prompts):
 def test_a_long_session_is_split_or_loses_its_oldest_turns(chat, prompts):
   long = history("one two", "three four", "x" * 50 + " " + "y" * 50)
   budget = len(session_prefix(chat, prompts, history("x" * 60).sessions[0]))
-  split = fit_history(chat, prompts, long, budget, Overflow.SPLIT)
+  split, origin = fit_history(chat, prompts, long, budget, Overflow.SPLIT)
+  assert origin == (0, 0, 0)
   assert [s.id for s in split.sessions] == ["s/1", "s/2", "s/3"]
   assert [[t.text for t in s.turns] for s in split.sessions] == [["one two", "three four"], ["x" * 50], ["y" * 50]]
   assert [t.id for s in split.sessions for t in s.turns] == ["t0", "t1", "t2", "t2"], "evidence is still found"
-  cut = fit_history(chat, prompts, long, budget, Overflow.CUT)
+  cut, _ = fit_history(chat, prompts, long, budget, Overflow.CUT)
   assert [[t.text for t in s.turns] for s in cut.sessions] == [["y" * 50]]
   for session in (*split.sessions, *cut.sessions):
     assert len(session_prefix(chat, prompts, session)) <= budget
