@@ -106,7 +106,7 @@ def _attribution() -> ConfigDict:
   attribution.alpha = 0.01  # LASSO penalty
   attribution.penalty = "raw"
   attribution.explain = "generated"  # whose probability is explained: the answer given, or the gold one
-  attribution.scorer = "exact"
+  attribution.scorer = "exact"  # "cached" reads a context once for all masks: much cheaper, somewhat biased
   attribution.unit = "token"
   return attribution
 

@@ -35,7 +35,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
   "reward.kind": ("contains", "f1", "exact"),
   "attribution.penalty": ("raw", "context_cite", "relative"),
   "attribution.explain": ("generated", "gold"),
-  "attribution.scorer": ("exact",),
+  "attribution.scorer": ("exact", "masked", "cached"),
   "attribution.unit": ("token", "span", "action", "none"),
   "rl.normalise": ("zscore", "scale", "none"),
   "rl.loss_norm": ("token", "sequence", "constant"),

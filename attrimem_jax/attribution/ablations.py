@@ -38,5 +38,9 @@ def ablate(ids: np.ndarray, source: np.ndarray, keep: np.ndarray) -> list[np.nda
   Returns:
     M arrays of ids, kept tokens in their order.
   """
-  stays = np.concatenate([keep, np.ones((len(keep), 1), bool)], axis=1)[:, source]  # -1 finds the added column
-  return [ids[row] for row in stays]
+  return [ids[row] for row in stays(source, keep)]
+
+
+def stays(source: np.ndarray, keep: np.ndarray) -> np.ndarray:
+  """Which tokens stay under each mask, bool [M, T]; those that are no source always do."""
+  return np.concatenate([keep, np.ones((len(keep), 1), bool)], axis=1)[:, source]  # -1 finds the added column

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from attrimem_jax.attribution import lasso
-from attrimem_jax.attribution.ablations import ablate, draw
+from attrimem_jax.attribution.ablations import ablate, draw, stays
 from attrimem_jax.attribution.faithfulness import Faithfulness, lds, r2, without_top
-from attrimem_jax.attribution.scoring import answer_logprobs, target
+from attrimem_jax.attribution.scoring import Scorer, answer_logprobs, cached_logprobs, target
 from attrimem_jax.memory.context import Source
 
 
@@ -71,6 +71,7 @@ def measure(
   *,
   keep: float = 0.5,
   antithetic: bool = False,
+  scorer: str = "exact",
   dtype: str = "float32",
   step: int = 16,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -83,6 +84,7 @@ def measure(
     masks: M. The first masks of a problem are the same for every M.
     keep: probability that a source stays.
     antithetic: draw masks in pairs (v, 1 - v).
+    scorer: how the sources that a mask removes are kept from the answer (`scoring.Scorer`).
     dtype, step: of the computation, and granularity of padded widths.
 
   Returns:
@@ -93,7 +95,7 @@ def measure(
   """
   _check(problems)
   drawn = [draw(_rng(p), masks, len(p.sources), keep, antithetic) for p in problems]
-  return drawn, _scores(model, prefix, problems, drawn, dtype, step)
+  return drawn, score(model, prefix, problems, drawn, scorer=scorer, dtype=dtype, step=step)
 
 
 def _rng(problem: Problem, purpose: int = 0) -> np.random.Generator:
@@ -101,13 +103,48 @@ def _rng(problem: Problem, purpose: int = 0) -> np.random.Generator:
   return np.random.default_rng(np.random.SeedSequence(problem.seed, spawn_key=(purpose,)))
 
 
-def _scores(model, prefix, problems: Sequence[Problem], masks: Sequence[np.ndarray], dtype, step) -> list[np.ndarray]:
+def score(
+  model,
+  prefix: Sequence[int],
+  problems: Sequence[Problem],
+  masks: Sequence[np.ndarray],
+  *,
+  scorer: str = "exact",
+  dtype: str = "float32",
+  step: int = 16,
+) -> list[np.ndarray]:
   """Log-probability of every problem's answer under each of its masks, all scored together: float32 [M] lists."""
-  prompts = [row for p, v in zip(problems, masks, strict=True) for row in ablate(p.prompt, p.source, v)]
-  answers = [p.answer for p, v in zip(problems, masks, strict=True) for _ in v]
-  scores = answer_logprobs(model, prefix, prompts, answers, dtype=dtype, step=step)
+  if Scorer(scorer) is Scorer.CACHED:
+    return _scores_from_cache(model, prefix, problems, masks, dtype, step)
+  pairs = list(zip(problems, masks, strict=True))
+  answers = [p.answer for p, v in pairs for _ in v]
+  if Scorer(scorer) is Scorer.EXACT:
+    prompts = [row for p, v in pairs for row in ablate(p.prompt, p.source, v)]
+    scores = answer_logprobs(model, prefix, prompts, answers, dtype=dtype, step=step)
+  else:
+    prompts = [p.prompt for p, v in pairs for _ in v]
+    hidden = [~row for p, v in pairs for row in stays(p.source, v)]
+    scores = answer_logprobs(model, prefix, prompts, answers, hidden=hidden, dtype=dtype, step=step)
   stops = np.cumsum([len(v) for v in masks], dtype=int)
   return [scores[stop - len(v) : stop] for v, stop in zip(masks, stops, strict=True)]
+
+
+def _scores_from_cache(model, prefix, problems, masks, dtype, step) -> list[np.ndarray]:
+  """The context up to its last source is the shared prefix; all tokens after it are read again for every mask."""
+  ends = [int(np.flatnonzero(p.source >= 0)[-1]) + 1 if np.any(p.source >= 0) else 0 for p in problems]
+  header = np.asarray(prefix, np.int32)
+  keeps = [
+    np.concatenate([np.ones((len(v), len(header)), bool), stays(p.source[:end], v)], axis=1)
+    for p, v, end in zip(problems, masks, ends, strict=True)
+  ]
+  return cached_logprobs(
+    model,
+    [np.concatenate([header, p.prompt[:end]]) for p, end in zip(problems, ends, strict=True)],
+    [(p.prompt[end:], p.answer) for p, end in zip(problems, ends, strict=True)],
+    keeps,
+    dtype=dtype,
+    step=step,
+  )
 
 
 def _check(problems: Sequence[Problem]) -> None:
@@ -157,7 +194,7 @@ def judge(
     np.concatenate([v, np.ones((1, v.shape[1]), bool), without_top(a.weights, top)])
     for a, v in zip(attributions, held_out, strict=True)
   ]
-  scores = _scores(model, prefix, problems, rows, dtype, step)
+  scores = score(model, prefix, problems, rows, dtype=dtype, step=step)
   return [_judged(a, v, logp, top) for a, v, logp in zip(attributions, held_out, scores, strict=True)]
 
 

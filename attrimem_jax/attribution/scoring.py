@@ -1,9 +1,16 @@
-"""Teacher-forced scores of fixed answers after many prompts, and the regression target made of them.
+"""Teacher-forced scores of fixed answers after ablated prompts, and the regression target made of them.
 
-Scoring is exact: every prompt is read as it stands, on the shared-prefix layout with the header of the answer prompt as
-the one prefix. Rows are put into batches of like width and of few sizes, so that a run compiles few programs.
+Three scorers, all on the shared-prefix layout:
+
+  exact   the sources are removed from the text; every mask reads a prompt of its own after the header that all share.
+  masked  the sources stay in their places, hidden from every token but themselves; as dear as exact.
+  cached  the whole context is read once per problem; each mask reads only the question and the answer, for which the
+          sources are hidden in the cache. Much cheaper, but the tokens that remain have read those that are hidden.
+
+Rows are put into batches of like width and of few sizes, so that a run compiles few programs.
 """
 
+import enum
 import functools
 from collections.abc import Sequence
 
@@ -14,6 +21,15 @@ import numpy as np
 from attrimem_jax.nn import decoder
 from attrimem_jax.nn.batching import Ids, batches, bucket, pack
 
+
+class Scorer(enum.StrEnum):
+  """How the sources that a mask removes are kept from the answer."""
+
+  EXACT = "exact"
+  MASKED = "masked"
+  CACHED = "cached"
+
+
 _LEAST = -1e-6  # log-probabilities are capped here: the logit of probability 1 is infinite
 
 
@@ -23,6 +39,7 @@ def answer_logprobs(
   prompts: Sequence[Ids],
   answers: Sequence[Ids],
   *,
+  hidden: Sequence[np.ndarray] | None = None,
   dtype: str = "float32",
   token_budget: int = 32768,
   step: int = 16,
@@ -35,6 +52,7 @@ def answer_logprobs(
     prompts: one per row, not empty.
     answers: one per row, not empty. All of its ids count: an answer that ends with its stop token is scored as a whole
       answer, one without it as the beginning of any.
+    hidden: for each row bool [len(prompt)], tokens of the prompt that no other token may see; None hides none.
     dtype: of the computation; the log-probabilities are float32 in any case.
     token_budget: most padded tokens of one batch.
     step: granularity of padded widths.
@@ -59,15 +77,82 @@ def answer_logprobs(
       completion_width=answer_width,
       rows=rows,
     )
-    scored = _score(model.config, answer_width, jnp.dtype(dtype).name, model.params, shared)
-    scores[part] = np.asarray(scored)[: len(part)]
+    if hidden is not None:
+      shared = shared.replace(suffix_keep=_kept(shared.suffix_mask.shape, prompt_width, [hidden[i] for i in part]))
+    scored = _score_all(model.config, answer_width, jnp.dtype(dtype).name, model.params, shared)
+    scores[part] = np.asarray(scored)[0, : len(part)]
   return scores
 
 
+def cached_logprobs(
+  model,
+  prefixes: Sequence[Ids],
+  suffixes: Sequence[tuple[Ids, Ids]],
+  keeps: Sequence[np.ndarray],
+  *,
+  dtype: str = "float32",
+  token_budget: int = 32768,
+  step: int = 16,
+) -> list[np.ndarray]:
+  """Log-probability of each problem's answer under each of its masks, with one reading of its prefix for all of them.
+
+  Args:
+    model: `io.models.LanguageModel`.
+    prefixes: header and context of each problem, not empty.
+    suffixes: what follows, as (rest of the prompt, answer), neither empty.
+    keeps: bool [M, len(prefix)] of each problem, with the same M; False hides a token of the prefix from the suffix.
+    dtype, token_budget, step: as of `answer_logprobs`.
+
+  Returns:
+    float32 [M] for each problem.
+  """
+  for prefix, suffix in zip(prefixes, suffixes, strict=True):
+    _check(model, prefix, [suffix[0]], [suffix[1]])
+  scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(prefixes)
+  widths = [(bucket(len(x), step), bucket(len(p), 8), bucket(len(a), 8))
+            for x, (p, a) in zip(prefixes, suffixes, strict=True)]  # fmt: skip
+  for shape in sorted(set(widths)):
+    members = [i for i, width in enumerate(widths) if width == shape]
+    rows = len(keeps[members[0]])
+    while members:
+      size = problems_per_batch(len(members), token_budget // (shape[0] + rows * (shape[1] + shape[2])))
+      part, members = members[:size], members[size:]
+      filled = part + part[:1] * (size - len(part))
+      keep = np.ones((size, rows, shape[0]), bool)
+      for row, i in enumerate(filled):
+        keep[row, :, : len(prefixes[i])] = keeps[i]
+      shared = pack(
+        [prefixes[i] for i in filled],
+        [[suffixes[i]] * rows for i in filled],
+        prefix_width=shape[0],
+        prompt_width=shape[1],
+        completion_width=shape[2],
+      ).replace(prefix_keep=keep)
+      scored = np.asarray(_score_all(model.config, shape[2], jnp.dtype(dtype).name, model.params, shared))
+      for row, i in enumerate(part):
+        scores[i] = scored[row]
+  return scores
+
+
+def _kept(shape: tuple[int, ...], prompt_width: int, hidden: Sequence[np.ndarray]) -> np.ndarray:
+  keep = np.ones(shape, bool)
+  for row, here in enumerate(hidden):
+    keep[0, row, prompt_width - len(here) : prompt_width] = ~here
+  return keep
+
+
+def problems_per_batch(count: int, most: int) -> int:
+  """1, 4, 16, ...: the largest that `count` problems fill and `most` allows."""
+  size = 1
+  while size * 4 <= min(count, most):
+    size *= 4
+  return size
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _score(config, count, dtype, params, shared):
+def _score_all(config, count, dtype, params, shared):
   logp, _ = decoder.token_logprobs(config, params, shared, count, dtype=jnp.dtype(dtype))
-  return logp[0].sum(-1)
+  return logp.sum(-1)
 
 
 def _check(model, prefix, prompts, answers) -> None:

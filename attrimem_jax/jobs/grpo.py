@@ -177,6 +177,7 @@ class Trainer:
       masks_at(step, config.masks),
       keep=config.keep,
       antithetic=config.antithetic,
+      scorer=config.scorer,
       dtype=self.config.answer.dtype,
       step=self.config.rollout.bucket,
     )

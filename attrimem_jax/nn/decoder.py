@@ -37,6 +37,7 @@ class Shared:
     suffix: int32 [P, n, Ts].
     suffix_mask: bool [P, n, Ts].
     prefix_keep: bool [P, n, Tp] or None; False hides a prefix token from one suffix (its position stays).
+    suffix_keep: bool [P, n, Ts] or None; False hides a suffix token from all others (its position stays).
   """
 
   prefix: Array
@@ -44,6 +45,7 @@ class Shared:
   suffix: Array
   suffix_mask: Array
   prefix_keep: Array | None = None
+  suffix_keep: Array | None = None
 
 
 class Block(nnx.Module):
@@ -197,6 +199,8 @@ def _masks(batch: Shared):
     to_prefix = to_prefix & batch.prefix_keep[:, :, None, :]
   Ts = batch.suffix.shape[-1]
   to_own = jnp.tril(jnp.ones((Ts, Ts), bool)) & batch.suffix_mask[:, :, None, :]
+  if batch.suffix_keep is not None:
+    to_own = to_own & (batch.suffix_keep[:, :, None, :] | jnp.eye(Ts, dtype=bool))
   return to_prefix, to_own
 
 

@@ -4,11 +4,13 @@ import itertools
 import numpy as np
 import pytest
 
+from attrimem_jax.attribution import attribute
 from attrimem_jax.attribution.attribute import Problem, fit, judge, measure
-from attrimem_jax.attribution.scoring import target
+from attrimem_jax.attribution.scoring import Scorer, target
 from attrimem_jax.memory.context import Source
 from attrimem_jax.types import CallKey, Module
 from tests.attribution.tiny import MODEL, PREFIX, score
+from tests.nn import oracle
 
 OWNER = CallKey("h", 0, 0, Module.SEMANTIC)
 
@@ -37,6 +39,48 @@ def test_measures_score_what_is_left_when_sources_are_removed_by_hand():
   for mask, value in zip(masks, measured, strict=True):
     left = [i for i, s in zip(one.prompt, one.source, strict=True) if s < 0 or mask[s]]
     np.testing.assert_allclose(value, score(left, one.answer), rtol=1e-5, atol=1e-5)
+
+
+def hiding(one: Problem, mask: np.ndarray, readers: slice) -> float:
+  """The answer's log-probability with the sources that `mask` removes hidden from the tokens `readers`, in float64."""
+  ids = [*PREFIX, *one.prompt, *one.answer]
+  removed = np.array([False] * len(PREFIX) + [s >= 0 and not mask[s] for s in one.source] + [False] * len(one.answer))
+  visible = np.ones((len(ids), len(ids)), bool)
+  visible[readers] = ~removed
+  visible |= np.eye(len(ids), dtype=bool)
+  before = len(ids) - len(one.answer)
+  return float(oracle.logprobs(MODEL.config, MODEL.params, ids[:before], ids[before:], visible=visible).sum())
+
+
+def test_masked_sources_are_hidden_from_all_and_cached_ones_from_what_follows_the_context():
+  problems = [problem(5), problem(11, (4,))]
+  masks, masked = measure(MODEL, PREFIX, problems, 6, scorer="masked")
+  again, cached = measure(MODEL, PREFIX, problems, 6, scorer="cached")
+  for one, drawn, same, hidden, quick in zip(problems, masks, again, masked, cached, strict=True):
+    np.testing.assert_array_equal(drawn, same)
+    after = slice(len(PREFIX) + 2 + len(one.sources), None)
+    np.testing.assert_allclose(hidden, [hiding(one, mask, slice(None)) for mask in drawn], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(quick, [hiding(one, mask, after) for mask in drawn], rtol=1e-5, atol=1e-5)
+    assert np.abs(hidden - quick).max() > 1e-3
+
+
+def test_all_scorers_agree_where_nothing_is_removed():
+  problems = [problem(n, (n,)) for n in (3, 9, 4)]
+  everything = [np.ones((2, len(p.sources)), bool) for p in problems]
+  for scorer in Scorer:
+    for one, values in zip(problems, measure_given(problems, everything, scorer), strict=True):
+      np.testing.assert_allclose(values, score(one.prompt, one.answer), rtol=1e-5, atol=1e-5)
+
+
+def measure_given(problems, masks, scorer):
+  return attribute.score(MODEL, PREFIX, problems, masks, scorer=scorer)
+
+
+def test_a_prompt_without_sources_scores_alike_under_every_mask():
+  bare = dataclasses.replace(problem(3), source=np.full(7, -1, np.int32), sources=())
+  for scorer in Scorer:
+    (values,) = measure_given([bare], [np.zeros((4, 0), bool)], scorer)
+    np.testing.assert_allclose(values, score(bare.prompt, bare.answer), rtol=1e-5, atol=1e-5)
 
 
 def test_masks_depend_on_the_problems_seed_alone():

@@ -53,11 +53,11 @@ def test_batches_cover_every_row_once_and_fill_all_but_the_last():
 
 
 def test_compilations_are_bounded_over_random_lengths():
-  before = scoring._score._cache_size()
+  before = scoring._score_all._cache_size()
   for seed in range(20):
     # One answer width; prompts in two buckets of 16; at most the sizes 8 and 32.
     answer_logprobs(MODEL, PREFIX, *rows(int(np.random.default_rng(seed).integers(1, 70)), seed, longest=32, answers=8))
-  assert scoring._score._cache_size() - before <= 4
+  assert scoring._score_all._cache_size() - before <= 4
 
 
 def test_bad_rows():

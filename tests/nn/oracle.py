@@ -42,10 +42,10 @@ def log_softmax(z: np.ndarray) -> np.ndarray:
   return z - np.log(np.exp(z).sum(-1, keepdims=True))
 
 
-def logprobs(config, params, before, completion, temperature: float = 1.0) -> np.ndarray:
+def logprobs(config, params, before, completion, temperature: float = 1.0, visible=None) -> np.ndarray:
   """float64 log-probabilities of the tokens of `completion` after the tokens `before`."""
   ids = np.concatenate([before, completion]).astype(int)
-  table = log_softmax(logits(config, params, ids) / temperature)
+  table = log_softmax(logits(config, params, ids, visible) / temperature)
   return table[np.arange(len(before), len(ids)) - 1, ids[len(before) :]]
 
 
