@@ -21,6 +21,8 @@ import numpy as np
 from attrimem_jax.nn import decoder
 from attrimem_jax.nn.batching import Ids, batches, bucket, pack
 
+_LEAST = -1e-6  # log-probabilities are capped here: the logit of probability 1 is infinite
+
 
 class Scorer(enum.StrEnum):
   """How the sources that a mask removes are kept from the answer."""
@@ -28,9 +30,6 @@ class Scorer(enum.StrEnum):
   EXACT = "exact"
   MASKED = "masked"
   CACHED = "cached"
-
-
-_LEAST = -1e-6  # log-probabilities are capped here: the logit of probability 1 is infinite
 
 
 def answer_logprobs(
