@@ -33,7 +33,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
   "answer.retriever.name": ("bm25", "dense"),
   "rollout.horizon.bank": ("empty", "reference"),
   "reward.kind": ("contains", "f1", "exact"),
-  "attribution.penalty": ("raw", "context_cite", "relative"),
+  "attribution.penalty": ("raw", "context_cite", "relative", "held_out"),
   "attribution.explain": ("generated", "gold"),
   "attribution.scorer": ("exact", "masked", "cached"),
   "attribution.unit": ("token", "span", "action", "none"),

@@ -32,6 +32,7 @@ _EXACT = jax.lax.Precision.HIGHEST  # TPUs and newer GPUs would otherwise round 
 _RIDGE = 1e-6  # relative to the Gram matrix's diagonal: keeps Cholesky alive on duplicate sources
 _DECAY = 0.3  # of the penalty per outer step, down to the one asked for
 _ROUNDS, _NEWTONS = 4, 8  # per outer step: sweeps, and Newton steps after each
+_FOLDS, _PATH = 5, 12  # of the search for a penalty by held-out measurements: parts, and penalties tried
 
 
 class LassoFit(NamedTuple):
@@ -108,28 +109,63 @@ def lasso(
   return jax.vmap(solve)(x, y, alpha, row_mask, source_mask, factor)
 
 
+@functools.partial(jax.jit, static_argnames=("tolerance", "max_steps"))
+def lasso_path(
+  x: ArrayLike,
+  y: ArrayLike,
+  alphas: ArrayLike,
+  row_mask: ArrayLike,
+  source_mask: ArrayLike,
+  factor: ArrayLike | None = None,
+  *,
+  tolerance: float = 1e-6,
+  max_steps: int = 50,
+) -> LassoFit:
+  """`lasso` at several penalties, f32[B, A] from large to small, each starting where the one before it ended.
+
+  Returns:
+    A `LassoFit` with a second axis A in every field.
+  """
+  factor = jnp.ones(jnp.shape(source_mask), jnp.float32) if factor is None else factor
+  solve = functools.partial(_path, tolerance=tolerance, max_steps=max_steps)
+  return jax.vmap(solve)(x, y, alphas, row_mask, source_mask, factor)
+
+
 def _solve(x, y, alpha, row_mask, source_mask, factor, *, tolerance, max_steps) -> LassoFit:
   """`lasso` for one problem: x [M, S]."""
-  problem, shift = _prepare(x, y, alpha, row_mask, source_mask, factor)
+  path = _path(x, y, alpha[None], row_mask, source_mask, factor, tolerance=tolerance, max_steps=max_steps)
+  return jax.tree.map(lambda leaf: leaf[0], path)
+
+
+def _path(x, y, alphas, row_mask, source_mask, factor, *, tolerance, max_steps) -> LassoFit:
+  """`lasso_path` for one problem: x [M, S], alphas [A]."""
+  problem, shift = _prepare(x, y, row_mask, source_mask, factor)
   correlation = _matmul(_centre(problem, problem.y, 0.0), problem.x) / problem.rows
   largest = jnp.max(jnp.abs(correlation) / problem.factor, initial=0.0)
-  zero = jnp.zeros_like(correlation)
-  state = _State(zero, correlation, jnp.where(largest > alpha, jnp.inf, 0.0), largest, jnp.int32(0))
-  size = min(x.shape[1], max(32, x.shape[0] * 3 // 2))
-  if size:
-    state = jax.lax.while_loop(
-      lambda state: (state.gap > tolerance) & (state.steps < max_steps),
-      lambda state: _outer(problem, state, size),
-      state,
-    )
-  weights = state.weights
-  fitted = _matmul(problem.x, weights) + _matmul(shift, weights)
-  intercept = jnp.sum(jnp.where(row_mask, problem.y - fitted, 0.0)) / problem.rows
   constant = source_mask & jnp.all(problem.x == 0, axis=0)
-  return LassoFit(weights, intercept, state.gap, jnp.sum(weights != 0), constant, state.steps)
+  size = min(x.shape[1], max(32, x.shape[0] * 3 // 2))
+
+  def solve(state, alpha):
+    here = problem._replace(alpha=alpha)
+    # With all weights at 0 the largest correlation says whether that is the solution.
+    solved = (largest <= alpha) & jnp.all(state.weights == 0)
+    state = state._replace(gap=jnp.where(solved, 0.0, jnp.inf), steps=jnp.int32(0))
+    if size:
+      state = jax.lax.while_loop(
+        lambda state: (state.gap > tolerance) & (state.steps < max_steps),
+        lambda state: _outer(here, state, size),
+        state,
+      )
+    weights = state.weights
+    fitted = _matmul(problem.x, weights) + _matmul(shift, weights)
+    intercept = jnp.sum(jnp.where(row_mask, problem.y - fitted, 0.0)) / problem.rows
+    return state, LassoFit(weights, intercept, state.gap, jnp.sum(weights != 0), constant, state.steps)
+
+  start = _State(jnp.zeros_like(correlation), correlation, jnp.float32(0), largest, jnp.int32(0))
+  return jax.lax.scan(solve, start, alphas)[1]
 
 
-def _prepare(x, y, alpha, row_mask, source_mask, factor):
+def _prepare(x, y, row_mask, source_mask, factor):
   """Clears padding and shifts each column by its first valid row; returns the shift too, f32[S]."""
   x = x.astype(jnp.float32)
   shift = jnp.where(source_mask, x[jnp.argmax(row_mask)], 0.0)
@@ -137,7 +173,7 @@ def _prepare(x, y, alpha, row_mask, source_mask, factor):
   rows = jnp.maximum(jnp.sum(row_mask), 1).astype(jnp.float32)
   factor = jnp.where(source_mask, factor, 1.0)
   y = jnp.where(row_mask, y, 0.0).astype(jnp.float32)
-  return _Problem(x, y, alpha, factor, row_mask, jnp.sum(x, axis=0) / rows, rows), shift
+  return _Problem(x, y, jnp.float32(0), factor, row_mask, jnp.sum(x, axis=0) / rows, rows), shift
 
 
 def _outer(problem: _Problem, state: _State, size: int) -> _State:
@@ -275,11 +311,14 @@ class Penalty(enum.StrEnum):
     long answers.
   RELATIVE: a fraction of the smallest alpha at which every weight is 0, so that it means the same at every length and
     scale.
+  HELD_OUT: of fractions between 1 and `alpha`, the one whose weights predict best the measurements that they were not
+    fitted to (5 folds).
   """
 
   RAW = "raw"
   CONTEXT_CITE = "context_cite"
   RELATIVE = "relative"
+  HELD_OUT = "held_out"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -311,15 +350,15 @@ def largest_alpha(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def penalise(penalty: Penalty, alpha: float, problem: Problem) -> tuple[float, np.ndarray]:
-  """The penalty of one problem and its factor f32[S] for each source."""
+  """The penalty of one problem and its factor f32[S] for each source; `HELD_OUT` must have become a fraction before."""
   ones = np.ones(problem.x.shape[1], np.float32)
   if penalty is Penalty.RAW:
     return alpha, ones
-  if penalty is Penalty.RELATIVE:
-    # A constant target has largest_alpha 0; any positive penalty then gives the same zeros.
-    return max(alpha * largest_alpha(problem.x, problem.y), float(np.finfo(np.float32).tiny)), ones
-  spread = problem.x.astype(np.float32).std(axis=0)
-  return alpha * problem.length, np.where(spread > 0, spread, 1.0).astype(np.float32)
+  if penalty is Penalty.CONTEXT_CITE:
+    spread = problem.x.astype(np.float32).std(axis=0)
+    return alpha * problem.length, np.where(spread > 0, spread, 1.0).astype(np.float32)
+  # A constant target has largest_alpha 0; any positive penalty then gives the same zeros.
+  return max(alpha * largest_alpha(problem.x, problem.y), float(np.finfo(np.float32).tiny)), ones
 
 
 def fit(
@@ -372,19 +411,39 @@ def _batch_size(count: int) -> int:
   return 16 if count <= 16 or jax.default_backend() == "cpu" else 256
 
 
-def _fit_padded(problems, shape, size, penalty, alpha, tolerance) -> list[Fit]:
-  """Solves up to `size` problems as one batch of shape (M, S)."""
+class _Padded(NamedTuple):
+  """Problems stacked to one shape: x [B, M, S], y [B, M], row_mask [B, M], source_mask [B, S]."""
+
+  x: np.ndarray
+  y: np.ndarray
+  row_mask: np.ndarray
+  source_mask: np.ndarray
+
+
+def _pad(problems: Sequence[Problem], shape: tuple[int, int], size: int) -> _Padded:
   rows, sources = shape
   masks = all(problem.x.dtype == bool for problem in problems)  # travel to the device as one byte each
   x, y = np.zeros((size, rows, sources), bool if masks else np.float32), np.zeros((size, rows), np.float32)
   row_mask, source_mask = np.zeros((size, rows), bool), np.zeros((size, sources), bool)
-  alphas, factors = np.ones(size, np.float32), np.ones((size, sources), np.float32)
   for i, problem in enumerate(problems):
     m, s = problem.x.shape
     x[i, :m, :s], y[i, :m] = problem.x, problem.y
     row_mask[i, :m], source_mask[i, :s] = True, True
-    alphas[i], factors[i, :s] = penalise(penalty, alpha, problem)
-  solved = jax.device_get(lasso(x, y, alphas, row_mask, source_mask, factors, tolerance=tolerance))
+  return _Padded(x, y, row_mask, source_mask)
+
+
+def _fit_padded(problems, shape, size, penalty, alpha, tolerance) -> list[Fit]:
+  """Solves up to `size` problems as one batch of shape (M, S)."""
+  padded = _pad(problems, shape, size)
+  fractions = [alpha] * len(problems)
+  if penalty is Penalty.HELD_OUT:
+    fractions = _best_fractions(problems, padded, alpha)
+  alphas, factors = np.ones(size, np.float32), np.ones((size, shape[1]), np.float32)
+  for i, problem in enumerate(problems):
+    alphas[i], factors[i, : problem.x.shape[1]] = penalise(penalty, fractions[i], problem)
+  solved = jax.device_get(
+    lasso(padded.x, padded.y, alphas, padded.row_mask, padded.source_mask, factors, tolerance=tolerance)
+  )
   return [
     Fit(
       solved.weights[i, : problem.x.shape[1]],
@@ -395,3 +454,23 @@ def _fit_padded(problems, shape, size, penalty, alpha, tolerance) -> list[Fit]:
     )
     for i, problem in enumerate(problems)
   ]
+
+
+def _best_fractions(problems: Sequence[Problem], padded: _Padded, least: float) -> list[float]:
+  """For each problem the fraction, of a path from 1 to `least`, with the smallest squared error on held-out rows.
+
+  Of equal errors the largest penalty wins. Problems of one row have nothing to hold out and get `least`.
+  """
+  grid = np.geomspace(1.0, min(least, 1.0), _PATH)
+  largest = np.array([largest_alpha(p.x, p.y) for p in problems] + [0.0] * (len(padded.y) - len(problems)))
+  alphas = np.maximum(largest[:, None] * grid, np.finfo(np.float32).tiny).astype(np.float32)
+  part = np.arange(padded.y.shape[1]) % _FOLDS
+  errors = np.zeros(alphas.shape)
+  for fold in range(_FOLDS):
+    train = padded.row_mask & (part != fold)
+    fits = jax.device_get(lasso_path(padded.x, padded.y, alphas, train, padded.source_mask, tolerance=1e-4))
+    predicted = np.einsum("bms,bas->bam", padded.x.astype(np.float32), fits.weights) + fits.intercept[..., None]
+    held = padded.row_mask & (part == fold)
+    errors += np.sum(np.where(held[:, None], (predicted - padded.y[:, None]) ** 2, 0.0), axis=-1)
+  best = grid[np.argmin(errors, axis=1)]
+  return [float(best[i]) if len(p.y) > 1 else float(grid[-1]) for i, p in enumerate(problems)]

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from attrimem_jax.attribution.lasso import Fit, Penalty, Problem, fit, largest_alpha, lasso, penalise
+from attrimem_jax.attribution.lasso import Fit, Penalty, Problem, fit, largest_alpha, lasso, lasso_path, penalise
 
 sklearn_linear = pytest.importorskip("sklearn.linear_model")
 
@@ -215,3 +215,45 @@ def test_relative_penalty_means_the_same_at_every_scale():
 def test_bad_problems(problem, alpha, message):
   with pytest.raises(ValueError, match=message):
     fit([problem], alpha=alpha)
+
+
+def test_a_path_solves_each_penalty():
+  rng = np.random.default_rng(5)
+  problems = [random_problem(rng, sources=200) for _ in range(8)]
+  x, y, row_mask, source_mask, _ = padded(problems, 64, 256, rng)
+  largest = np.array([largest_alpha(p.x, p.y) for p in problems])
+  alphas = (largest[:, None] * [1.2, 0.9, 0.3, 0.1, 0.03]).astype(np.float32)
+  path = jax.device_get(lasso_path(x, y, alphas, row_mask, source_mask))
+  assert path.weights.shape == (8, 5, 256)
+  assert np.all(path.gap <= 1e-6)
+  assert np.all(path.support[:, 0] == 0)
+  for column in range(5):
+    alone = jax.device_get(lasso(x, y, alphas[:, column], row_mask, source_mask))
+    np.testing.assert_allclose(path.weights[:, column], alone.weights, atol=2e-3)
+    np.testing.assert_allclose(path.intercept[:, column], alone.intercept, atol=5e-3)
+  assert path.steps[:, 1:].mean() < np.mean([lasso(x, y, a, row_mask, source_mask).steps for a in alphas.T[1:]])
+
+
+def test_held_out_measurements_choose_the_penalty_that_scikit_learn_chooses():
+  rng = np.random.default_rng(6)
+  model_selection = pytest.importorskip("sklearn.model_selection")
+  chosen, expected = [], []
+  for _ in range(6):
+    problem = random_problem(rng, rows=(60, 65), sources=40)
+    (got,) = fit([problem], penalty=Penalty.HELD_OUT, alpha=0.01)
+    alphas = largest_alpha(problem.x, problem.y) * np.geomspace(1, 0.01, 12)
+    folds = model_selection.PredefinedSplit(np.arange(len(problem.y)) % 5)
+    oracle = sklearn_linear.LassoCV(alphas=alphas, cv=folds, tol=1e-8, max_iter=100_000)
+    # LassoCV averages the folds' means, which differ in size by one row at most.
+    oracle.fit(problem.x.astype(np.float64), problem.y.astype(np.float64))
+    chosen.append(got.alpha)
+    expected.append(oracle.alpha_)
+  close = np.abs(np.log(np.array(chosen) / expected)) < 0.5  # one place of the path at most
+  assert close.all(), list(zip(chosen, expected, strict=True))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_held_out_with_few_measurements(rows):
+  x = np.random.default_rng(0).random((rows, 4)) < 0.5
+  (got,) = fit([Problem(x, np.arange(rows, dtype=np.float32))], penalty=Penalty.HELD_OUT, alpha=0.01)
+  assert np.isfinite(got.weights).all()
