@@ -11,18 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
   from attrimem_jax.agent import Agent, Explanation, Memory, Reply, load
+  from attrimem_jax.explain import Explained, attribute
   from attrimem_jax.view.report import write_report
 
 __version__ = "0.1.0"
-__all__ = ["Agent", "Explanation", "Memory", "Reply", "load", "write_report"]
+_HOMES = {
+  "agent": ("Agent", "Explanation", "Memory", "Reply", "load"),
+  "explain": ("Explained", "attribute"),
+  "view.report": ("write_report",),
+}
+__all__ = ["Agent", "Explained", "Explanation", "Memory", "Reply", "attribute", "load", "write_report"]
 
 
 def __getattr__(name: str) -> Any:
   """Imports what is asked for on first use: `import attrimem_jax` alone loads neither JAX nor a model."""
   if name not in __all__:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-  home = "attrimem_jax.view.report" if name == "write_report" else "attrimem_jax.agent"
-  return getattr(importlib.import_module(home), name)
+  home = next(home for home, names in _HOMES.items() if name in names)
+  return getattr(importlib.import_module(f"attrimem_jax.{home}"), name)
 
 
 def __dir__() -> list[str]:

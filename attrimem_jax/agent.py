@@ -84,9 +84,9 @@ def load(
       f"policy {writing.name!r} and answer {answering.name!r} have different tokenizers: memories are handed over as "
       "token ids, so load two models of one family, or give the same one twice"
     )
-  short = writing.tokenizer.fingerprint == _shipped_vocabulary()
-  limits = _COMPACT_LIMITS if short else _FULL_LIMITS
-  prompts = prompts or (COMPACT if short else FULL)
+  own = own_prompts(writing)
+  limits = _COMPACT_LIMITS if own is COMPACT else _FULL_LIMITS
+  prompts = prompts or own
   writer = Writer(
     writing,
     prompts,
@@ -105,6 +105,11 @@ def load(
 
 def _model(spec: str | pathlib.Path | LanguageModel) -> LanguageModel:
   return spec if isinstance(spec, LanguageModel) else models.load(str(spec))
+
+
+def own_prompts(model: LanguageModel) -> Prompts:
+  """The prompts that a model is made for: short ones with the shipped tokenizer, full instructions for all others."""
+  return COMPACT if model.tokenizer.fingerprint == _shipped_vocabulary() else FULL
 
 
 @functools.cache

@@ -26,6 +26,7 @@ def default() -> ConfigDict:
   config.rollout = _rollout()
   config.reward = ConfigDict({"kind": "contains", "questions": 4})  # questions asked per history; 0 asks them all
   config.attribution = _attribution()
+  config.explain = _explain()
   config.rl = _rl()
   config.optim = _optim()
   config.train = _train()
@@ -109,6 +110,18 @@ def _attribution() -> ConfigDict:
   attribution.scorer = "exact"  # "cached" reads a context once for all masks: much cheaper, somewhat biased
   attribution.unit = "token"
   return attribution
+
+
+def _explain() -> ConfigDict:
+  explain = ConfigDict()
+  explain.path = ""  # JSON: an object, or a list of them, with context, question and perhaps answer
+  explain.context = ""  # or a text file, with the question and perhaps the answer beside it
+  explain.question = ""
+  explain.answer = ""  # "": what the model says
+  explain.sources = "token"
+  explain.masks = 256
+  explain.held_out = 16  # masks that only judge the result
+  return explain
 
 
 def _rl() -> ConfigDict:

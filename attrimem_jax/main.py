@@ -28,6 +28,7 @@ JOBS = {
   "train": ("grpo", "run_grpo"),
   "sft": ("sft", "run_sft"),
   "evaluate": ("evaluate", "run_evaluate"),
+  "attribute": ("attribute", "run_attribute"),
   "export": ("export", "run_export"),
 }
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Every key that takes one of a few words.
 CHOICES: Mapping[str, tuple[str, ...]] = {
-  "job": ("train", "sft", "evaluate", "export"),
+  "job": ("train", "sft", "evaluate", "attribute", "export"),
   "data.name": ("synthetic", "locomo"),
   "data.split": ("train", "eval", "test"),
   "eval.memory": ("policy", "reference", "teacher", "empty"),
@@ -36,6 +36,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
   "attribution.penalty": ("raw", "context_cite", "relative", "held_out"),
   "attribution.explain": ("generated", "gold"),
   "attribution.scorer": ("exact", "masked", "cached"),
+  "explain.sources": ("token", "word", "sentence", "record"),
   "attribution.unit": ("token", "span", "action", "none"),
   "rl.normalise": ("zscore", "scale", "none"),
   "rl.loss_norm": ("token", "sequence", "constant"),
@@ -67,6 +68,8 @@ _AT_LEAST: Mapping[str, float] = {
   "rollout.bucket": 1,
   "reward.questions": 0,
   "attribution.alpha": 0,
+  "explain.masks": 2,
+  "explain.held_out": 2,
   "rl.lambda_": 0,
   "rl.clip_process": 0,
   "rl.clip_low": 0,
@@ -182,7 +185,9 @@ def _single_values(config: ConfigDict) -> Iterator[str]:
 def _cross_checks(config: ConfigDict) -> Iterator[str]:
   """Checks of keys against each other, for the parts that this job uses."""
   yield from _paths(config)
-  if config.job != "export":
+  if config.job == "attribute":
+    yield from _explained(config)
+  elif config.job != "export":
     yield from _data_set(config)
     yield from _memory(config)
   if config.job == "train":
@@ -259,6 +264,19 @@ def _memory(config: ConfigDict) -> Iterator[str]:
   if config.rollout.horizon.sessions == 0 and config.rollout.horizon.bank == "reference":
     what = "a whole history starts from an empty bank"
     yield _problem(config, "rollout.horizon.bank", what, "Use empty, or set config.rollout.horizon.sessions.")
+
+
+def _explained(config: ConfigDict) -> Iterator[str]:
+  """What the job `attribute` explains: a JSON file, or a text with a question."""
+  explain = config.explain
+  if bool(explain.path) == bool(explain.context):
+    what = "give this or config.explain.context, one of the two"
+    yield _problem(config, "explain.path", what, "Name a JSON file, or a text file with config.explain.question.")
+  for name in ("explain.path", "explain.context"):
+    if get(config, name) and not pathlib.Path(get(config, name)).expanduser().is_file():
+      yield _problem(config, name, "there is no such file", "Correct the path.")
+  if explain.context and not explain.question.strip():
+    yield _problem(config, "explain.question", "is empty", "Ask something about the text.")
 
 
 def _attribution_problems(config: ConfigDict) -> Iterator[str]:

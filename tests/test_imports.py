@@ -29,6 +29,7 @@ RANKS = {
   "validation": 3,
   "jobs": 4,
   "agent": 4,
+  "explain": 4,
 }
 CLOCKS = {"now", "today", "utcnow", "time", "time_ns", "monotonic", "perf_counter", "localtime", "gmtime", "strftime"}
 MAY_READ_CLOCK = ("io", "main")

@@ -147,6 +147,17 @@ def _scores_from_cache(model, prefix, problems, masks, dtype, step) -> list[np.n
   )
 
 
+def tokens_read(prefix: Sequence[int], problem: Problem, masks: np.ndarray, scorer: str = "exact") -> int:
+  """How many tokens the model reads to score one problem, padding aside: what a measurement costs."""
+  places = np.flatnonzero(problem.source >= 0)
+  end = int(places[-1]) + 1 if len(places) else 0
+  tail = len(problem.prompt) - end + len(problem.answer)
+  if Scorer(scorer) is Scorer.CACHED:
+    return len(prefix) + end + len(masks) * tail
+  context = int(stays(problem.source[:end], masks).sum()) if Scorer(scorer) is Scorer.EXACT else len(masks) * end
+  return len(prefix) + context + len(masks) * tail
+
+
 def _check(problems: Sequence[Problem]) -> None:
   for i, p in enumerate(problems):
     if len(p.prompt) != len(p.source):

@@ -10,6 +10,7 @@ Three scorers, all on the shared-prefix layout:
 Rows are put into batches of like width and of few sizes, so that a run compiles few programs.
 """
 
+import dataclasses
 import enum
 import functools
 from collections.abc import Sequence
@@ -77,7 +78,8 @@ def answer_logprobs(
       rows=rows,
     )
     if hidden is not None:
-      shared = shared.replace(suffix_keep=_kept(shared.suffix_mask.shape, prompt_width, [hidden[i] for i in part]))
+      keep = _kept(shared.suffix_mask.shape, prompt_width, [hidden[i] for i in part])
+      shared = dataclasses.replace(shared, suffix_keep=keep)
     scored = _score_all(model.config, answer_width, jnp.dtype(dtype).name, model.params, shared)
     scores[part] = np.asarray(scored)[0, : len(part)]
   return scores
@@ -108,7 +110,7 @@ def cached_logprobs(
   for prefix, suffix in zip(prefixes, suffixes, strict=True):
     _check(model, prefix, [suffix[0]], [suffix[1]])
   scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(prefixes)
-  widths = [(bucket(len(x), step), bucket(len(p), 8), bucket(len(a), 8))
+  widths = [(bucket(len(x), step), bucket(len(p)), bucket(len(a)))
             for x, (p, a) in zip(prefixes, suffixes, strict=True)]  # fmt: skip
   for shape in sorted(set(widths)):
     members = [i for i, width in enumerate(widths) if width == shape]
@@ -126,7 +128,8 @@ def cached_logprobs(
         prefix_width=shape[0],
         prompt_width=shape[1],
         completion_width=shape[2],
-      ).replace(prefix_keep=keep)
+      )
+      shared = dataclasses.replace(shared, prefix_keep=keep)
       scored = np.asarray(_score_all(model.config, shape[2], jnp.dtype(dtype).name, model.params, shared))
       for row, i in enumerate(part):
         scores[i] = scored[row]

@@ -79,7 +79,7 @@ def ask(
   chat = chat or Chat(reader.model.tokenizer)
   prepared = [prepare(reader, chat, *item) for item in items]
   prompts = [prompt for group in prepared for _, _, prompt, _ in group]
-  completions = iter(_answers(reader, answer_prefix(chat, reader.prompts), prompts))
+  completions = iter(sample_answers(reader, answer_prefix(chat, reader.prompts), prompts))
   return [[_answer(chat, *parts, next(completions)) for parts in group] for group in prepared]
 
 
@@ -89,8 +89,8 @@ def _answer(chat: Chat, question, context, prompt, source, completion: Completio
   return Answer(question, context, prompt, source, completion, text)
 
 
-def _answers(reader: Reader, prefix: list[int], prompts: Sequence[np.ndarray]) -> list[Completion]:
-  """Greedy completions of any number of prompts, sampled in batches of few shapes."""
+def sample_answers(reader: Reader, prefix: list[int], prompts: Sequence[np.ndarray]) -> list[Completion]:
+  """Greedy completions of any number of prompts after one prefix, sampled in batches of few shapes."""
   done: dict[int, Completion] = {}
   sampling = Sampling(reader.max_new_tokens, temperature=0.0)
   widths = [(reader.max_new_tokens, bucket(len(prompt), reader.step)) for prompt in prompts]
