@@ -106,7 +106,8 @@ def _attribution() -> ConfigDict:
   attribution.antithetic = False  # draw masks in pairs (v, 1 - v)
   attribution.alpha = 0.01  # LASSO penalty
   attribution.penalty = "raw"
-  attribution.explain = "generated"  # whose probability is explained: the answer given, or the gold one
+  # Whose probability is explained: the answer given, the gold one, or gold against given where that was wrong.
+  attribution.explain = "generated"
   attribution.scorer = "exact"  # "cached" reads a context once for all masks: much cheaper, somewhat biased
   attribution.unit = "token"
   return attribution

@@ -34,7 +34,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
   "rollout.horizon.bank": ("empty", "reference"),
   "reward.kind": ("contains", "f1", "exact"),
   "attribution.penalty": ("raw", "context_cite", "relative", "held_out"),
-  "attribution.explain": ("generated", "gold"),
+  "attribution.explain": ("generated", "gold", "contrast"),
   "attribution.scorer": ("exact", "masked", "cached"),
   "explain.sources": ("token", "word", "sentence", "record"),
   "attribution.unit": ("token", "span", "action", "none"),

@@ -13,7 +13,10 @@ from attrimem_jax.nn.config import DecoderConfig
 REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 RECIPES = sorted(path.name for path in (REPOSITORY / "configs").glob("*.py"))
 GRPO_PRESETS = ("", "embedded", "smollm2", "qwen3_0_6b", "qwen3_4b")
-PRESETS = {"sft.py": ("", "policy", "answer", "smollm2")}
+PRESETS = {
+  "sft.py": ("", "policy", "answer", "smollm2"),
+  "attribute.py": ("", "embedded", "smollm2", "qwen3_0_6b"),
+}
 
 
 def _recipe(name, preset=""):
@@ -66,7 +69,7 @@ def test_every_recipe_is_valid_locked_and_of_the_schema(name, preset, data_file)
   assert set(_keys(config)) == set(_keys(schema.default()))
   assert config.is_locked
   assert config.rl.is_locked
-  config.data.path = data_file
+  config.data.path = config.explain.path = data_file
   validation.validate(config)
 
 
@@ -160,6 +163,7 @@ def test_every_default_word_is_a_choice():
   config = schema.default()
   words = {key for key in _keys(config) if isinstance(validation.get(config, key), str)}
   free = {"data.path", "policy.model", "policy.checkpoint", "answer.model", "answer.retriever.model", "sft.tokenizer"}
+  free |= {"explain.path", "explain.context", "explain.question", "explain.answer"}
   assert words == set(validation.CHOICES) | free | {"answer.retriever.instruction", "export.out"}
 
 
@@ -209,7 +213,7 @@ def _set(config, name, value):
     ({"attribution.masks": ((0, 8), (0, 16))}, "config.attribution.masks: must be pairs"),
     ({"attribution.masks": ((0, 1),)}, "config.attribution.masks: must be pairs"),
     ({"attribution.masks": ((0, 8.0),)}, "config.attribution.masks: must be pairs"),
-    ({"attribution.explain": "contrast"}, "config.attribution.explain: unknown value (got 'contrast')"),
+    ({"attribution.explain": "answer"}, "config.attribution.explain: unknown value (got 'answer')"),
     ({"attribution.unit": "none"}, "config.rl.lambda_: weighs a process reward"),
     ({"rollout.temperature": 0.0}, "config.rollout.temperature: makes all rollouts of a group equal"),
     ({"rollout.modules": ()}, "config.rollout.modules: must be different known modules"),

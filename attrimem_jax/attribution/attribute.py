@@ -27,6 +27,7 @@ class Problem:
     sources: S of them.
     answer: ids whose probability is explained.
     seed: of the masks, a path of numbers (seed, step, history, rollout, question).
+    rival: ids of another answer, or None. With one, what is explained is by how much `answer` is likelier than it.
   """
 
   prompt: np.ndarray
@@ -34,6 +35,7 @@ class Problem:
   sources: tuple[Source, ...]
   answer: np.ndarray
   seed: tuple[int, ...]
+  rival: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,8 +48,8 @@ class Attribution:
     intercept: the surrogate's value with every source removed.
     gap: relative duality gap of the fit.
     masks: bool [M, S].
-    logp: float32 [M], log-probability of the answer under each mask.
-    targets: float64 [M], its logit.
+    logp: float32 [M], log-probability of the answer under each mask; [2, M], also of the rival, where there is one.
+    targets: float64 [M], its logit, less that of the rival.
   """
 
   problem: Problem
@@ -88,7 +90,8 @@ def measure(
     dtype, step: of the computation, and granularity of padded widths.
 
   Returns:
-    For each problem its masks, bool [M, S], and its answer's log-probability under each, float32 [M].
+    For each problem its masks, bool [M, S], and its answer's log-probability under each, float32 [M], or [2, M] with
+    that of its rival.
 
   Raises:
     ValueError: `source` does not fit prompt and sources, or a row is empty or too long for the model.
@@ -113,18 +116,28 @@ def score(
   dtype: str = "float32",
   step: int = 16,
 ) -> list[np.ndarray]:
-  """Log-probability of every problem's answer under each of its masks, all scored together: float32 [M] lists."""
-  if Scorer(scorer) is Scorer.CACHED:
-    return _scores_from_cache(model, prefix, problems, masks, dtype, step)
-  pairs = list(zip(problems, masks, strict=True))
-  answers = [p.answer for p, v in pairs for _ in v]
-  if Scorer(scorer) is Scorer.EXACT:
-    prompts = [row for p, v in pairs for row in ablate(p.prompt, p.source, v)]
-    scores = answer_logprobs(model, prefix, prompts, answers, dtype=dtype, step=step)
-  else:
-    prompts = [p.prompt for p, v in pairs for _ in v]
-    hidden = [~row for p, v in pairs for row in stays(p.source, v)]
-    scores = answer_logprobs(model, prefix, prompts, answers, hidden=hidden, dtype=dtype, step=step)
+  """Log-probability of every problem's answer under each of its masks, all scored together: float32 [M] or [2, M]."""
+  rivals = [(i, p.rival) for i, p in enumerate(problems) if p.rival is not None]
+  everything = [*problems, *(dataclasses.replace(problems[i], answer=rival, rival=None) for i, rival in rivals)]
+  drawn = [*masks, *(masks[i] for i, _ in rivals)]
+  scores = _SCORERS[Scorer(scorer)](model, prefix, everything, drawn, dtype, step)
+  paired = {i: np.stack([scores[i], scores[len(problems) + k]]) for k, (i, _) in enumerate(rivals)}
+  return [paired.get(i, scores[i]) for i in range(len(problems))]
+
+
+def _scores_from_text(model, prefix, problems, masks, dtype, step) -> list[np.ndarray]:
+  prompts = [row for p, v in zip(problems, masks, strict=True) for row in ablate(p.prompt, p.source, v)]
+  answers = [p.answer for p, v in zip(problems, masks, strict=True) for _ in v]
+  return _split(answer_logprobs(model, prefix, prompts, answers, dtype=dtype, step=step), masks)
+
+
+def _scores_in_place(model, prefix, problems, masks, dtype, step) -> list[np.ndarray]:
+  pairs = [(p, row) for p, v in zip(problems, masks, strict=True) for row in ~stays(p.source, v)]
+  prompts, answers, hidden = [p.prompt for p, _ in pairs], [p.answer for p, _ in pairs], [row for _, row in pairs]
+  return _split(answer_logprobs(model, prefix, prompts, answers, hidden=hidden, dtype=dtype, step=step), masks)
+
+
+def _split(scores: np.ndarray, masks: Sequence[np.ndarray]) -> list[np.ndarray]:
   stops = np.cumsum([len(v) for v in masks], dtype=int)
   return [scores[stop - len(v) : stop] for v, stop in zip(masks, stops, strict=True)]
 
@@ -145,6 +158,9 @@ def _scores_from_cache(model, prefix, problems, masks, dtype, step) -> list[np.n
     dtype=dtype,
     step=step,
   )
+
+
+_SCORERS = {Scorer.EXACT: _scores_from_text, Scorer.MASKED: _scores_in_place, Scorer.CACHED: _scores_from_cache}
 
 
 def tokens_read(prefix: Sequence[int], problem: Problem, masks: np.ndarray, scorer: str = "exact") -> int:
@@ -178,13 +194,17 @@ def fit(
   penalty: str = "raw",
 ) -> list[Attribution]:
   """Fits every problem's surrogate in one batch of the LASSO kernel."""
-  targets = [target(logp) for logp in scores]
+  targets = [_target(logp) for logp in scores]
   regressions = [lasso.Problem(v, y, len(p.answer)) for p, v, y in zip(problems, masks, targets, strict=True)]
   fits = lasso.fit(regressions, penalty=lasso.Penalty(penalty), alpha=alpha)
   return [
     Attribution(p, f.weights, f.intercept, f.gap, v, logp, y)
     for p, f, v, logp, y in zip(problems, fits, masks, scores, targets, strict=True)
   ]
+
+
+def _target(logp: np.ndarray) -> np.ndarray:
+  return target(logp) if logp.ndim == 1 else target(logp[0]) - target(logp[1])
 
 
 def judge(
@@ -211,6 +231,7 @@ def judge(
 
 def _judged(attribution: Attribution, held_out: np.ndarray, logp: np.ndarray, top: Sequence[int]) -> Faithfulness:
   count = len(held_out)
-  predicted, actual = attribution.predict(held_out), target(logp[:count])
-  drops = {k: float(logp[count] - without) for k, without in zip(top, logp[count + 1 :], strict=True)}
+  predicted, actual = attribution.predict(held_out), _target(logp[..., :count])
+  value = logp if logp.ndim == 1 else logp[0] - logp[1]
+  drops = {k: float(value[count] - without) for k, without in zip(top, value[count + 1 :], strict=True)}
   return Faithfulness(lds(predicted, actual), r2(predicted, actual), drops, count)

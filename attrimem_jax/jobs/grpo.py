@@ -186,16 +186,21 @@ class Trainer:
   def _problems(self, group: Group, path: tuple[int, ...]) -> Iterator[Problem]:
     for g, answers in enumerate(group.answers):
       for q, answer in enumerate(answers):
-        explained = self._explained(answer)
+        explained, rival = self._explained(answer, bool(group.scores[g, q] == 1))
         if answer.context.sources and len(explained):
-          yield Problem(answer.prompt, answer.source, answer.context.sources, explained, (*path, g, q))
+          yield Problem(answer.prompt, answer.source, answer.context.sources, explained, (*path, g, q), rival)
 
-  def _explained(self, answer: Answer) -> np.ndarray:
-    """Ids of the answer whose probability is explained: what the model said, or the gold answer."""
-    if self.config.attribution.explain == "generated" or answer.question.abstain:
-      return answer.completion.ids
+  def _explained(self, answer: Answer, right: bool) -> tuple[np.ndarray, np.ndarray | None]:
+    """Ids of the answer whose probability is explained (what the model said, or the gold answer), and of its rival.
+
+    "contrast" explains why a wrong answer was given instead of the gold one, and a right answer by itself.
+    """
+    said, explain = answer.completion.ids, self.config.attribution.explain
+    if explain == "generated" or answer.question.abstain or (explain == "contrast" and right):
+      return said, None
     tokenizer = self.policy.tokenizer
-    return np.array([*tokenizer.encode(answer.question.answers[-1]), tokenizer.stop_ids[0]], np.int32)
+    gold = np.array([*tokenizer.encode(answer.question.answers[-1]), tokenizer.stop_ids[0]], np.int32)
+    return gold, said if explain == "contrast" and len(said) else None
 
   def _fit(self, problems, masks, scores) -> list[Attribution]:
     config = self.config.attribution

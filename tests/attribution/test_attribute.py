@@ -83,6 +83,19 @@ def test_a_prompt_without_sources_scores_alike_under_every_mask():
     np.testing.assert_allclose(values, score(bare.prompt, bare.answer), rtol=1e-5, atol=1e-5)
 
 
+def test_a_rival_counts_against_the_answer():
+  one = problem(5)
+  rival = np.array([7, 8], np.int32)
+  for scorer in Scorer:
+    masks, (both, plain) = measure(MODEL, PREFIX, [dataclasses.replace(one, rival=rival), one], 6, scorer=scorer)
+    _, (alone,) = measure(MODEL, PREFIX, [dataclasses.replace(one, answer=rival)], 6, scorer=scorer)
+    np.testing.assert_allclose(both, [plain, alone], rtol=1e-5, atol=1e-5)
+  found, _ = fit([dataclasses.replace(one, rival=rival), one], masks, [both, plain])
+  np.testing.assert_allclose(found.targets, target(plain) - target(alone), atol=1e-4)
+  (judged,) = judge(MODEL, PREFIX, [found], 6, top=(2,))
+  assert np.isfinite([judged.lds, judged.r2, judged.drops[2]]).all()
+
+
 def test_masks_depend_on_the_problems_seed_alone():
   a, b = problem(9, (7, 0, 0, 1)), problem(9, (7, 0, 0, 2))
   (first, second), (score_a, score_b) = measure(MODEL, PREFIX, [a, b], 8)
