@@ -129,7 +129,7 @@ class Explained:
 
   def _summary(self) -> str:
     judged = self.faithfulness
-    drops = ", ".join(f"{drop:+.2f} nats without the top {k}" for k, drop in sorted(judged.drops.items()))
+    drops = ", ".join(f"{drop:.2f} nats without the top {k}" for k, drop in sorted(judged.drops.items()))
     return (
       f"On {judged.masks} held-out masks: rank correlation {judged.lds:.2f}, R² {judged.r2:.2f}. Log-probability falls "
       f"by {drops}. {len(self.attribution.masks)} masks ({self.scorer}), {self.tokens_read:,} tokens read, duality gap "

@@ -53,7 +53,8 @@ def smollm2(config: ConfigDict) -> None:
   config.rollout.histories = 1
   config.rollout.max_new_tokens = 64
   config.rollout.records_budget = 256
-  config.policy.max_prompt = 4096
+  config.rollout.horizon.bank = "empty"  # so few of its lines are actions that none would be found among other records
+  config.policy.max_prompt = 2048
   config.answer.max_context = 2048
   config.reward.questions = 2
   config.optim.lr = 1e-5

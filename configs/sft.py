@@ -34,8 +34,9 @@ def policy(config: ConfigDict) -> None:
   config.data.teacher.chatter = 0.3
   config.data.teacher.blur = 0.3
   config.sft.widths = {"rows": 4, "prefix": 112, "prompt": 32, "completion": 24}
-  config.optim.lr = 2e-3
-  config.train.steps = 700
+  config.optim.name = "muon"
+  config.optim.lr = 3e-3
+  config.train.steps = 500
 
 
 def answer(config: ConfigDict) -> None:

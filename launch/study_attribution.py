@@ -16,8 +16,11 @@ from collections.abc import Iterator
 import numpy as np
 from absl import app, flags
 
-from attrimem_jax.attribution import ablations, attribute
+from attrimem_jax.attribution import ablations, attribute, lasso
+from attrimem_jax.attribution.faithfulness import lds
+from attrimem_jax.attribution.scoring import target
 from attrimem_jax.data import locomo
+from attrimem_jax.evaluation.bootstrap import difference_interval, mean_interval
 from attrimem_jax.io import models
 from attrimem_jax.memory.bank import Bank
 from attrimem_jax.memory.context import answer_prefix
@@ -113,6 +116,9 @@ def measure(model, header, answer: Answer, number: int) -> dict[str, np.ndarray]
   masks = ablations.draw(np.random.default_rng([0, number]), most, sources)
   held_out = ablations.draw(np.random.default_rng([1, number]), FLAGS.held_out, sources)
   measured = {"masks": masks, "held_out": held_out}
+  for scorer in ("exact", "cached"):  # what the first M masks cost, for every M
+    tokens = [attribute.tokens_read(header, problem, masks[: m + 1], scorer) for m in range(most)]
+    measured[f"{scorer}_tokens"] = np.array(tokens)
   for name, rows, scorer in (
     ("exact", masks[: FLAGS.exact], "exact"),
     ("masked", masks[: FLAGS.masked], "masked"),
@@ -131,9 +137,115 @@ def _inside(answer: Answer, bank: Bank, gold: set[int]) -> np.ndarray:
   return np.array([any(a <= s.position < b for a, b in ranges) for s in answer.context.sources])
 
 
+class Case:
+  """The measurements of one question; targets are logits."""
+
+  def __init__(self, path: pathlib.Path):
+    self.data = dict(np.load(path, allow_pickle=False))
+    self.masks, self.evidence = self.data["masks"], self.data["evidence"]
+    self.exact, self.masked, self.cached = (target(self.data[name]) for name in ("exact", "masked", "cached"))
+    self.held_out, self.judge = self.data["held_out"], target(self.data["judge"][:-1])
+    self.length = int(self.data["length"])
+
+  def affordable(self, masks: int) -> int:
+    """How many cached masks cost what `masks` exact ones do, in tokens read."""
+    fits = int(np.searchsorted(self.data["cached_tokens"], self.data["exact_tokens"][masks - 1], side="right"))
+    return min(fits, len(self.cached))
+
+
+Linear = tuple[np.ndarray, float]  # weights and intercept
+
+
+def by_lasso(penalty: str, alpha: float, problems: list[lasso.Problem]) -> list[Linear]:
+  fits = lasso.fit(problems, penalty=lasso.Penalty(penalty), alpha=alpha)
+  return [(fit.weights.astype(np.float64), fit.intercept) for fit in fits]
+
+
+def by_ridge(problem: lasso.Problem) -> Linear:
+  """Ridge regression with the penalty of least leave-one-out error (closed form), in float64."""
+  x, y = problem.x.astype(np.float64), problem.y.astype(np.float64)
+  mean, level = x.mean(0), y.mean()
+  gram = (x - mean) @ (x - mean).T
+  best, chosen = np.inf, np.zeros(len(y))
+  for penalty in np.geomspace(1e-2, 1e3, 16) * np.trace(gram) / len(y):
+    inverse = np.linalg.inv(gram + penalty * np.eye(len(y)))
+    hat = gram @ inverse + 1 / len(y)
+    error = np.mean(((y - level - gram @ inverse @ (y - level)) / (1 - np.diag(hat))) ** 2)
+    if error < best:
+      best, chosen = error, inverse @ (y - level)
+  weights = (x - mean).T @ chosen
+  return weights, float(level - mean @ weights)
+
+
+def corrected(case: Case, exact: int, cached: int) -> lasso.Problem:
+  """Cached targets on the scale of the exact ones (a line through the masks that have both), exact ones where known."""
+  slope, level = np.polyfit(case.cached[:exact], case.exact[:exact], 1)
+  y = np.concatenate([case.exact[:exact], level + max(slope, 0.0) * case.cached[exact:cached]])
+  return lasso.Problem(case.masks[:cached], y, case.length)
+
+
+def analyse(folder: pathlib.Path) -> None:
+  cases = [Case(path) for path in sorted(folder.glob("[0-9]*.npz"))]
+  estimates: dict[str, list[Linear]] = {}
+
+  def problems(scorer: str, count) -> list[lasso.Problem]:
+    counts = [count(case) if callable(count) else count for case in cases]
+    return [lasso.Problem(c.masks[:m], getattr(c, scorer)[:m], c.length) for c, m in zip(cases, counts, strict=True)]
+
+  for count in (8, 16, 32, 64):
+    estimates[f"exact {count}, raw 0.01"] = by_lasso("raw", 0.01, problems("exact", count))
+  for count in (32, 64):
+    estimates[f"exact {count}, held-out"] = by_lasso("held_out", 0.01, problems("exact", count))
+    estimates[f"exact {count}, ridge"] = [by_ridge(p) for p in problems("exact", count)]
+  estimates["masked 16, raw 0.01"] = by_lasso("raw", 0.01, problems("masked", 16))
+  equal = {"at the cost of 32 exact": lambda case: case.affordable(32)}
+  for name, count in {**{str(m): m for m in (32, 64, 128, 256)}, **equal}.items():
+    estimates[f"cached {name}, raw 0.01"] = by_lasso("raw", 0.01, problems("cached", count))
+    estimates[f"cached {name}, held-out"] = by_lasso("held_out", 0.01, problems("cached", count))
+    estimates[f"cached {name}, ridge"] = [by_ridge(p) for p in problems("cached", count)]
+  for exact, cached in ((8, 128), (16, 128), (32, 256)):
+    mixed = [corrected(case, exact, cached) for case in cases]
+    estimates[f"exact {exact} + cached {cached}, held-out"] = by_lasso("held_out", 0.01, mixed)
+    estimates[f"exact {exact} + cached {cached}, ridge"] = [by_ridge(p) for p in mixed]
+  _report(folder, cases, estimates)
+
+
+def _report(folder: pathlib.Path, cases: list[Case], estimates: dict[str, list[Linear]]) -> None:
+  scores = {
+    name: np.array([lds(b + c.held_out @ w, c.judge) for c, (w, b) in zip(cases, fits, strict=True)])
+    for name, fits in estimates.items()
+  }
+  found = {
+    name: np.array(
+      [np.mean(c.evidence[np.argsort(-w, kind="stable")[:5]]) for c, (w, _) in zip(cases, fits, strict=True)]
+    )
+    for name, fits in estimates.items()
+  }
+  published = scores["exact 32, raw 0.01"]
+  sources = [case.masks.shape[1] for case in cases]
+  print(f"{len(cases)} questions, {np.mean(sources):.0f} sources each; evidence holds "
+        f"{np.mean([c.evidence.mean() for c in cases]):.2f} of them")  # fmt: skip
+  print("| estimator | LDS | less that of exact 32, raw 0.01 | top 5 in evidence |\n|---|---|---|---|")
+  rows = []
+  for name, values in scores.items():
+    whole, gain = mean_interval(values), difference_interval(values, published)
+    rows.append({"estimator": name, "lds": vars(whole), "gain": vars(gain), "evidence": float(found[name].mean())})
+    print(f"| {name} | {whole} | {gain} | {found[name].mean():.2f} |")
+  bias = [np.corrcoef(c.exact, c.cached[: len(c.exact)])[0, 1] for c in cases]
+  in_place = [np.corrcoef(c.exact[: len(c.masked)], c.masked)[0, 1] for c in cases]
+  print(f"correlation of targets with exact ones: cached {np.mean(bias):.2f}, masked {np.mean(in_place):.2f}")
+  for name in ("exact", "masked", "cached"):
+    each = [float(c.data[f"{name}_seconds"]) / len(c.data[name]) for c in cases]
+    print(f"{name}: {np.median(each):.3f} s a mask")
+  print(f"cached masks for the tokens of 32 exact ones: {np.mean([c.affordable(32) for c in cases]):.0f}")
+  (folder / "summary.json").write_text(json.dumps(rows, indent=1) + "\n")
+
+
 def main(argv) -> None:
   folder = pathlib.Path(FLAGS.out)
-  if not FLAGS.analyse:
+  if FLAGS.analyse:
+    analyse(folder)
+  else:
     collect(folder)
 
 

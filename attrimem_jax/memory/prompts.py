@@ -32,7 +32,7 @@ class Prompts:
     instructions: per module, what comes between the session and the current records.
     no_records: stands for the records of an empty module.
     usage: core memory's use of its budget; {used} and {budget} are replaced by token counts.
-    write: what comes between the current records and the reply.
+    write: what comes between the current records and the reply; {keywords} is replaced by those of the module.
     answer_system: system message of the answer model.
     memory: heading of the answer context; belongs to the shared prefix.
     no_memory: stands for an empty context.
@@ -85,7 +85,8 @@ def module_suffix(
     ids += encode(prompts.no_records)
   if usage is not None:
     ids += encode(fill(prompts.usage, used=str(usage[0]), budget=str(usage[1])))
-  return ids + encode(prompts.write) + chat.reply()
+  keywords = " or ".join(op.upper() for op in OPERATIONS[module])
+  return ids + encode(fill(prompts.write, keywords=keywords)) + chat.reply()
 
 
 def around(tokenizer: Tokenizer, head: str, record: Record) -> tuple[list[int], list[int]]:
@@ -278,7 +279,7 @@ FULL = Prompts(
   instructions={module: _instructions(module) for module in Module},
   no_records="(none yet)\n",
   usage="Space used: {used} of {budget} tokens.\n",
-  write="\nNow write the actions.",
+  write="\nNow write the actions. Begin every line with {keywords}.",
   answer_system=(
     "You answer questions about past conversations from memory. The memory is a list of records, oldest first; "
     "the date in brackets is the day of the conversation from which a record was written. Use nothing but these "
