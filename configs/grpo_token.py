@@ -35,7 +35,7 @@ def get_config(preset: str = "") -> ConfigDict:
 def embedded(config: ConfigDict) -> None:
   config.train.steps = 30
   config.train.checkpoint_every = 10
-  config.optim.lr = 1e-3
+  config.optim.lr = 4e-4
   config.optim.warmup = 2
   config.rollout.group_size = 8
   config.rollout.histories = 4

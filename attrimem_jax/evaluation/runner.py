@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from attrimem_jax.evaluation.bootstrap import Interval, mean_interval
+from attrimem_jax.evaluation.bootstrap import Interval, difference_interval, mean_interval
 from attrimem_jax.memory.actions import Reason
 from attrimem_jax.reward.outcome import outcome
 from attrimem_jax.rollout.answering import Answer, Reader, ask
@@ -82,6 +82,41 @@ def summarise(done: Sequence[Evaluated], *, samples: int, confidence: float) -> 
   for kind in sorted(set(kinds)):
     metrics[f"accuracy_{kind}"] = float(np.mean([s for s, k in zip(scores, kinds, strict=True) if k == kind]))
   return metrics | memory_metrics([e.rollout for e in done])
+
+
+def answer_rows(done: Sequence[Evaluated]) -> list[dict[str, Any]]:
+  """One row per question: what was asked, the gold answers, what was answered, and its score."""
+  return [
+    {
+      "history": e.rollout.window.history.id,
+      "id": a.question.id,
+      "kind": a.question.kind,
+      "question": a.question.text,
+      "gold": list(a.question.answers),
+      "answer": a.text,
+      "score": float(score),
+    }
+    for e in done
+    for a, score in zip(e.answers, e.scores, strict=True)
+  ]
+
+
+def gain(
+  after: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]], *, samples: int, confidence: float
+) -> dict[str, float]:
+  """By how much the same questions are answered better, with the interval of the paired difference over conversations.
+
+  Args:
+    after, before: rows of `answer_rows`. Nothing is returned where they are not of the same questions.
+    samples, confidence: of the bootstrap.
+  """
+  keys = [[(row["history"], row["id"], row["question"]) for row in rows] for rows in (after, before)]
+  if keys[0] != keys[1]:
+    return {}
+  scores = [[row["score"] for row in rows] for rows in (after, before)]
+  clusters = [history for history, *_ in keys[0]]
+  found = difference_interval(*scores, clusters=clusters, samples=samples, confidence=confidence)
+  return {"gain": found.mean, "gain_low": found.low, "gain_high": found.high}
 
 
 def memory_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:

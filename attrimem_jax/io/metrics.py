@@ -100,12 +100,14 @@ def _drop_rows(path: pathlib.Path, last: int) -> None:
   _replace(path, b"".join(kept))
 
 
-def write_rollouts(workdir: str | os.PathLike[str], step: int, rows: Iterable[Mapping[str, Any]]) -> pathlib.Path:
-  """Writes <workdir>/rollouts/step_XXXXXX.jsonl, whole or not at all; one JSON object a line. Returns its path.
+def write_rollouts(
+  workdir: str | os.PathLike[str], step: int, rows: Iterable[Mapping[str, Any]], folder: str = "rollouts"
+) -> pathlib.Path:
+  """Writes <workdir>/<folder>/step_XXXXXX.jsonl, whole or not at all; one JSON object a line. Returns its path.
 
   NumPy numbers and arrays become numbers and lists; a number that is not finite becomes null.
   """
-  path = pathlib.Path(workdir) / "rollouts" / f"step_{step:06d}.jsonl"
+  path = pathlib.Path(workdir) / folder / f"step_{step:06d}.jsonl"
   path.parent.mkdir(parents=True, exist_ok=True)
   # A lone surrogate has no UTF-8 form; its backslash escape is the very one that JSON uses.
   _replace(path, "".join(map(_line, rows)).encode("utf-8", "backslashreplace"))

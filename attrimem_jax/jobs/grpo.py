@@ -20,7 +20,15 @@ from attrimem_jax import validation
 from attrimem_jax.attribution.ablations import masks_at
 from attrimem_jax.attribution.attribute import Attribution, Problem, fit, measure
 from attrimem_jax.attribution.credit import Unit
-from attrimem_jax.evaluation.runner import Evaluated, evaluate, judge, memory_metrics, summarise
+from attrimem_jax.evaluation.runner import (
+  Evaluated,
+  answer_rows,
+  evaluate,
+  gain,
+  judge,
+  memory_metrics,
+  summarise,
+)
 from attrimem_jax.io.clock import Clock
 from attrimem_jax.jobs import setup
 from attrimem_jax.jobs.run import Run
@@ -133,9 +141,14 @@ class Trainer:
     self.report(step, done)
 
   def report(self, step: int, done: Sequence[Evaluated]) -> None:
-    """Writes `eval/…` metrics of what was evaluated, and prints the accuracy."""
+    """Writes `eval/…` metrics of what was evaluated and the answers themselves, and prints the accuracy."""
     config = self.config
-    metrics = summarise(done, samples=config.eval.bootstrap, confidence=config.eval.confidence)
+    sizes = {"samples": config.eval.bootstrap, "confidence": config.eval.confidence}
+    metrics, rows = summarise(done, **sizes), answer_rows(done)
+    if config.eval.memory == "policy":
+      before = self.run.first_evaluation() if step else None
+      metrics |= gain(rows, before, **sizes) if before else {}
+      self.run.evaluation(step, rows)
     self.run.metrics.write(step, {f"eval/{name}": v for name, v in metrics.items()})
     low, high = metrics["accuracy_low"], metrics["accuracy_high"]
     print(

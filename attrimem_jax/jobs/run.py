@@ -77,6 +77,15 @@ class Run:
   def rollouts(self, step: int, rows: list[dict]) -> None:
     write_rollouts(self.workdir, step, rows)
 
+  def evaluation(self, step: int, rows: list[dict]) -> None:
+    """Keeps what was asked and answered in an evaluation: evaluations/step_*.jsonl."""
+    write_rollouts(self.workdir, step, rows, "evaluations")
+
+  def first_evaluation(self) -> list[dict] | None:
+    """The rows of the evaluation before the first step, or None."""
+    path = self.workdir / "evaluations" / f"step_{0:06d}.jsonl"
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else None
+
   def progress(self, start: int, total: int) -> Progress:
     return Progress(start, total)
 

@@ -25,6 +25,8 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
   evaluated = [row for row in rows if row.get("eval/accuracy") is not None]
   if evaluated:
     lines.append("held-out accuracy: " + " → ".join(_interval(row) for row in (evaluated[0], evaluated[-1])))
+    if evaluated[-1].get("eval/gain") is not None:
+      lines.append(f"gain on the same questions: {_interval(evaluated[-1], 'gain', '+')}")
   rewards = [row["train/reward"] for row in rows if row.get("train/reward") is not None]
   if rewards:
     ends = max(1, min(5, len(rewards) // 2))
@@ -33,5 +35,6 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
   return "\n".join(lines)
 
 
-def _interval(row: Mapping[str, Any]) -> str:
-  return f"{row['eval/accuracy']:.3f} [{row['eval/accuracy_low']:.3f}, {row['eval/accuracy_high']:.3f}]"
+def _interval(row: Mapping[str, Any], name: str = "accuracy", sign: str = "") -> str:
+  mean, low, high = (row[f"eval/{name}{end}"] for end in ("", "_low", "_high"))
+  return f"{mean:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"

@@ -3,7 +3,7 @@ import types
 import numpy as np
 import pytest
 
-from attrimem_jax.evaluation.runner import Evaluated, memory_metrics, summarise
+from attrimem_jax.evaluation.runner import Evaluated, gain, memory_metrics, summarise
 from attrimem_jax.memory.actions import Reason
 from attrimem_jax.memory.bank import Bank
 from attrimem_jax.rollout.writing import Rollout, Window
@@ -56,3 +56,13 @@ def test_memory_metrics_count_current_records_and_refused_actions():
 def test_a_given_memory_has_no_calls_to_count():
   metrics = memory_metrics([_evaluated("a", [], []).rollout])
   assert metrics == {"memory_tokens": 0, "records": 0, "rejected": 0}
+
+
+def test_gain_pairs_the_questions_and_resamples_whole_conversations():
+  """Two conversations of two questions: one gains everything, one nothing, so a resampled gain is 0, 1/2 or 1."""
+  before = [{"history": h, "id": str(i), "question": "?", "score": 0.0} for h in "ab" for i in range(2)]
+  after = [row | {"score": float(row["history"] == "a")} for row in before]
+  assert gain(after, before, samples=400, confidence=0.95) == {"gain": 0.5, "gain_low": 0.0, "gain_high": 1.0}
+  assert gain(before, before, samples=10, confidence=0.95) == {"gain": 0.0, "gain_low": 0.0, "gain_high": 0.0}
+  assert gain(after[:3], before, samples=10, confidence=0.95) == {}
+  assert gain(after[::-1], before, samples=10, confidence=0.95) == {}

@@ -51,6 +51,10 @@ def test_a_run_leaves_all_that_was_promised(whole):
   evaluated = [row for row in rows if "eval/accuracy" in row]
   assert [row["step"] for row in evaluated] == [0, 4]
   assert all(row["eval/accuracy_low"] <= row["eval/accuracy"] <= row["eval/accuracy_high"] for row in evaluated)
+  assert evaluated[1]["eval/gain_low"] <= evaluated[1]["eval/gain"] <= evaluated[1]["eval/gain_high"]
+  np.testing.assert_allclose(evaluated[1]["eval/gain"], evaluated[1]["eval/accuracy"] - evaluated[0]["eval/accuracy"])
+  answers = [json.loads(line) for line in (workdir / "evaluations" / "step_000004.jsonl").read_text().splitlines()]
+  assert np.mean([row["score"] for row in answers]) == pytest.approx(evaluated[1]["eval/accuracy"])
   trained = [row for row in rows if "train/reward" in row]
   assert [row["step"] for row in trained] == [1, 2, 3, 4]
   assert abs(trained[0]["train/kl"]) < 1e-4

@@ -19,4 +19,7 @@ def test_summary_shows_first_and_last_accuracy_and_the_reward():
   text = summary(rows)
   assert "0.250 [0.200, 0.300] → 0.500 [0.400, 0.600]" in text
   assert "▁█  0.100 → 0.300" in text
+  assert "gain" not in text
+  rows[-1] |= {"eval/gain": 0.25, "eval/gain_low": -0.01, "eval/gain_high": 0.4}
+  assert "gain on the same questions: +0.250 [-0.010, +0.400]" in summary(rows)
   assert summary([]) == ""
