@@ -19,7 +19,7 @@ RECIPE = "configs/grpo_token.py"
       [f"--config={RECIPE}", "--config.kl=3", "--config.masks=2"],
       "config.kl: there is no such key; did you mean rl.kl?",
     ),
-    ([f"--config={RECIPE}", "--config.kl=3", "--config.masks=2"], "did you mean attribution.masks?"),
+    ([f"--config={RECIPE}", "--config.kl=3", "--config.masks=2"], "did you mean attribution.masks, explain.masks?"),
     (["--config", RECIPE, "--config.rl.zzz"], "config.rl.zzz: there is no such key"),
   ],
 )
