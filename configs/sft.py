@@ -6,8 +6,8 @@
 
 | preset          | what is trained                                        | needs                          |
 |-----------------|--------------------------------------------------------|--------------------------------|
-| policy, default | the shipped policy, from the shipped answer model      | 2 CPU cores, quarter of an hour|
-| answer          | the shipped answer model, from random weights          | 2 CPU cores, an hour at most   |
+| policy, default | the shipped policy, from the shipped answer model      | 2 CPU cores, 6 minutes         |
+| answer          | the shipped answer model, from random weights          | 2 CPU cores, 44 minutes        |
 | smollm2         | SmolLM2-135M-Instruct on the teacher                   | a GPU                          |
 
 The teacher of the policy is careless on purpose (`data.teacher`): it misses facts, keeps chatter and blurs values, so
