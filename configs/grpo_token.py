@@ -33,7 +33,7 @@ def get_config(preset: str = "") -> ConfigDict:
 
 
 def embedded(config: ConfigDict) -> None:
-  config.train.steps = 30
+  config.train.steps = 36
   config.train.checkpoint_every = 10
   config.optim.lr = 4e-4
   config.optim.warmup = 2
