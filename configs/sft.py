@@ -57,7 +57,7 @@ def smollm2(config: ConfigDict) -> None:
   config.policy.prompts = "full"
   config.policy.max_prompt = 4096
   config.sft.batch = 2
-  config.sft.widths = {"rows": 4, "prefix": 512, "prompt": 384, "completion": 96}
+  config.sft.widths = {"rows": 4, "prefix": 352, "prompt": 208, "completion": 24}
   config.optim.lr = 1e-5
   config.optim.schedule = "cosine"
   config.optim.warmup = 20

@@ -87,10 +87,23 @@ class Examples:
         ahead.append(pool.submit(make, step))
 
   def batch_of(self, split: str, number: int, size: int) -> sft.SftBatch:
-    """Batch `number` of a split: the first `size` examples that fit, from a range of episodes that is its own."""
-    episodes = itertools.count(number * size * 4)
+    """Batch `number` of a split: the first `size` examples that fit, from a range of episodes that is its own.
+
+    Raises:
+      ValueError: hardly any example fits `sft.widths`.
+    """
+    episodes = range(number * size * 4, number * size * 4 + 20 * size)
     fitting = (e for i in episodes for e in self._make(split, i) if self._widths.holds(e))
-    return teaching.batch(list(itertools.islice(fitting, size)), self._widths)
+    chosen = list(itertools.islice(fitting, size))
+    if len(chosen) < size:
+      first = self._make(split, number * size * 4)[0]
+      prompt, completion = (max(len(suffix[part]) for suffix in first.suffixes) for part in (0, 1))
+      raise ValueError(
+        f"config.sft.widths hold {len(chosen)} of the examples of {len(episodes)} histories, but a batch needs {size}; "
+        f"the first one has a prefix of {len(first.prefix)}, prompts of up to {prompt} and completions of up to "
+        f"{completion} tokens: raise the widths"
+      )
+    return teaching.batch(chosen, self._widths)
 
   def _writing(self, split: str, index: int) -> list[Example]:
     episode, rng = self._episode(split, index)
