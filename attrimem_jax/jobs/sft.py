@@ -27,7 +27,7 @@ from attrimem_jax.rl.teaching import Example, Widths
 from attrimem_jax.text.chat import Chat
 from attrimem_jax.text.tokenizer import Tokenizer
 
-_EVALUATION = 64  # held-out examples whose loss is reported
+_EVALUATION = 64  # held-out examples whose loss is reported, but not more than eight batches
 
 
 def starting_model(config: ConfigDict) -> LanguageModel:
@@ -48,7 +48,7 @@ def run_sft(config: ConfigDict, run: Run) -> None:
   held_out = sft.make_sft_evaluation(model.config, logprobs)
   state = run.restore(optimizers.init_state(optimizer, model.params))
   source = Examples(config, model.tokenizer)
-  validation = source.batch_of(config.eval.split, 0, _EVALUATION)
+  validation = source.batch_of(config.eval.split, 0, min(_EVALUATION, 8 * config.sft.batch))
   start = int(state.step)
   with run.progress(start, config.train.steps) as progress:
     for step, batch in zip(range(start, config.train.steps), source.batches(start), strict=False):
