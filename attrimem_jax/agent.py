@@ -239,7 +239,7 @@ class Reply:
     Args:
       masks: contexts with random tokens left out under which the answer is scored; more of them see smaller effects.
       keep: probability that a token stays.
-      penalty: how `alpha` is meant: "raw", "context_cite" or "relative" (see `attribution.lasso.Penalty`).
+      penalty: how `alpha` is meant: "raw", "context_cite", "relative" or "held_out" (see `attribution.lasso.Penalty`).
       alpha: of the LASSO, > 0; larger values leave fewer tokens with a weight.
       seed: of the masks.
 
@@ -268,9 +268,7 @@ class Reply:
 
   def _said(self) -> str:
     gold = self.answer.question.answers
-    right = f' <span style="color:#555">(right: {html.escape(" / ".join(gold))})</span>' if gold else ""
-    style = "font-size:15px;margin:2px 0 8px;overflow-wrap:anywhere"
-    return f'<div style="{style}">→ {html.escape(self.text) or "(empty)"}{right}</div>'
+    return html.said(self.text, f"(right: {' / '.join(gold)})" if gold else "")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

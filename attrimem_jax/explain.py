@@ -8,7 +8,6 @@ The text is ablated in `sources`: its tokens, words, sentences, records (lines),
 """
 
 import dataclasses
-import functools
 import itertools
 import json
 import pathlib
@@ -30,7 +29,7 @@ from attrimem_jax.memory.retrieval import Bm25
 from attrimem_jax.rollout.answering import Reader, sample_answers
 from attrimem_jax.text.chat import Chat
 from attrimem_jax.text.spans import offsets, pieces
-from attrimem_jax.types import CallKey, Module, Question
+from attrimem_jax.types import CallKey, Module, Question, Record
 from attrimem_jax.view import html
 
 UNITS = ("token", "word", "sentence", "record")
@@ -121,11 +120,16 @@ class Explained:
     scale = html.largest(self.weights.tolist())
     weights = [float(self.weights[s]) if s >= 0 else None for s in self.source]
     meaning = {"up": "made this answer likelier", "down": "made it less likely", "none": "never removed"}
-    said = f'<div style="font-size:15px;margin:2px 0 8px;overflow-wrap:anywhere">→ {html.escape(self.answer)}</div>'
     text = html.box(html.tokens(self.pieces, weights, scale=scale, name="attribution"))
     rows = [(html.escape(part.strip() or repr(part)), f"{weight:+.3f}") for part, weight in self.top(10)]
     note = f'<p class="note" style="color:#555">{html.escape(self._summary())}</p>'
-    return said + html.legend(scale, **meaning) + text + html.table(("strongest parts", "weight"), rows) + note
+    return (
+      html.said(self.answer)
+      + html.legend(scale, **meaning)
+      + text
+      + html.table(("strongest parts", "weight"), rows)
+      + note
+    )
 
   def _summary(self) -> str:
     judged = self.faithfulness
@@ -188,7 +192,7 @@ def attribute(
   source, parts = _sources(tokens, sources)
   owner = CallKey("text", 0, 0, Module.SEMANTIC)
   owned = tuple(Source(owner, i) for i in range(len(parts)))
-  record: Any = None  # the text is no record of a bank, but the context is not empty
+  record = Record(1, Module.SEMANTIC, text, tuple(ids.tolist()))
   asked = Question("asked", _text("question", question), (), "")
   prompt, places = answer_suffix(chat, prompts, Context(ids, source, owned, (record,)), asked)
   header = answer_prefix(chat, prompts)
@@ -198,16 +202,16 @@ def attribute(
     if not len(said):
       raise ValueError("the model gave an empty answer: pass the answer that is to be explained")
   else:
-    said = np.array([*chat.tokenizer.encode(_text("answer", answer)), chat.tokenizer.stop_ids[0]], np.int32)
+    said = np.array(chat.completion(_text("answer", answer)), np.int32)
   problem = Problem(prompt, places, owned, said, (seed,))
-  score = functools.partial(attributions.measure, loaded, header, [problem], dtype=dtype, step=_STEP)
-  drawn, scores = score(masks, keep=keep, scorer=scorer)
+  drawn, scores = attributions.measure(
+    loaded, header, [problem], masks, keep=keep, scorer=scorer, dtype=dtype, step=_STEP
+  )
   (found,) = attributions.fit([problem], drawn, scores, alpha=alpha, penalty=penalty)
   (judged,) = attributions.judge(loaded, header, [found], held_out, top=_TOP, keep=keep, dtype=dtype, step=_STEP)
   read = attributions.tokens_read(header, problem, drawn[0], scorer)
   read += attributions.tokens_read(header, problem, np.ones((held_out + len(_TOP) + 1, len(parts)), bool))
-  shown = chat.tokenizer.decode([i for i in said if i not in chat.tokenizer.stop_ids]).strip()
-  return Explained(question, shown, ids, source, parts, found, judged, scorer, read, tuple(tokens))
+  return Explained(question, chat.said(said), ids, source, parts, found, judged, scorer, read, tuple(tokens))
 
 
 def _text(name: str, value: str) -> str:

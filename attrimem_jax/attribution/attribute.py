@@ -144,7 +144,7 @@ def _split(scores: np.ndarray, masks: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 def _scores_from_cache(model, prefix, problems, masks, dtype, step) -> list[np.ndarray]:
   """The context up to its last source is the shared prefix; all tokens after it are read again for every mask."""
-  ends = [int(np.flatnonzero(p.source >= 0)[-1]) + 1 if np.any(p.source >= 0) else 0 for p in problems]
+  ends = [_context_end(p) for p in problems]
   header = np.asarray(prefix, np.int32)
   keeps = [
     np.concatenate([np.ones((len(v), len(header)), bool), stays(p.source[:end], v)], axis=1)
@@ -160,13 +160,18 @@ def _scores_from_cache(model, prefix, problems, masks, dtype, step) -> list[np.n
   )
 
 
+def _context_end(problem: Problem) -> int:
+  """The place behind the last source of a prompt; 0 if it has none."""
+  places = np.flatnonzero(problem.source >= 0)
+  return int(places[-1]) + 1 if len(places) else 0
+
+
 _SCORERS = {Scorer.EXACT: _scores_from_text, Scorer.MASKED: _scores_in_place, Scorer.CACHED: _scores_from_cache}
 
 
 def tokens_read(prefix: Sequence[int], problem: Problem, masks: np.ndarray, scorer: str = "exact") -> int:
   """How many tokens the model reads to score one problem, padding aside: what a measurement costs."""
-  places = np.flatnonzero(problem.source >= 0)
-  end = int(places[-1]) + 1 if len(places) else 0
+  end = _context_end(problem)
   tail = len(problem.prompt) - end + len(problem.answer)
   if Scorer(scorer) is Scorer.CACHED:
     return len(prefix) + end + len(masks) * tail

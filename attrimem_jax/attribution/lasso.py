@@ -104,9 +104,9 @@ def lasso(
     source_mask: bool[B, S].
     factor: f32[B, S] > 0 or None for ones; multiplies the penalty of a source.
   """
-  factor = jnp.ones(jnp.shape(source_mask), jnp.float32) if factor is None else factor
-  solve = functools.partial(_solve, tolerance=tolerance, max_steps=max_steps)
-  return jax.vmap(solve)(x, y, alpha, row_mask, source_mask, factor)
+  alphas = jnp.asarray(alpha)[:, None]
+  path = lasso_path(x, y, alphas, row_mask, source_mask, factor, tolerance=tolerance, max_steps=max_steps)
+  return jax.tree.map(lambda leaf: leaf[:, 0], path)
 
 
 @functools.partial(jax.jit, static_argnames=("tolerance", "max_steps"))
@@ -129,12 +129,6 @@ def lasso_path(
   factor = jnp.ones(jnp.shape(source_mask), jnp.float32) if factor is None else factor
   solve = functools.partial(_path, tolerance=tolerance, max_steps=max_steps)
   return jax.vmap(solve)(x, y, alphas, row_mask, source_mask, factor)
-
-
-def _solve(x, y, alpha, row_mask, source_mask, factor, *, tolerance, max_steps) -> LassoFit:
-  """`lasso` for one problem: x [M, S]."""
-  path = _path(x, y, alpha[None], row_mask, source_mask, factor, tolerance=tolerance, max_steps=max_steps)
-  return jax.tree.map(lambda leaf: leaf[0], path)
 
 
 def _path(x, y, alphas, row_mask, source_mask, factor, *, tolerance, max_steps) -> LassoFit:

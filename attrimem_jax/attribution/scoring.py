@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attrimem_jax.nn import decoder
-from attrimem_jax.nn.batching import Ids, batches, bucket, pack
+from attrimem_jax.nn.batching import Ids, batch_size, batches, bucket, pack
 
 _LEAST = -1e-6  # log-probabilities are capped here: the logit of probability 1 is infinite
 
@@ -116,7 +116,7 @@ def cached_logprobs(
     members = [i for i, width in enumerate(widths) if width == shape]
     rows = len(keeps[members[0]])
     while members:
-      size = problems_per_batch(len(members), token_budget // (shape[0] + rows * (shape[1] + shape[2])))
+      size = batch_size(len(members), token_budget // (shape[0] + rows * (shape[1] + shape[2])), least=1)
       part, members = members[:size], members[size:]
       filled = part + part[:1] * (size - len(part))
       keep = np.ones((size, rows, shape[0]), bool)
@@ -141,14 +141,6 @@ def _kept(shape: tuple[int, ...], prompt_width: int, hidden: Sequence[np.ndarray
   for row, here in enumerate(hidden):
     keep[0, row, prompt_width - len(here) : prompt_width] = ~here
   return keep
-
-
-def problems_per_batch(count: int, most: int) -> int:
-  """1, 4, 16, ...: the largest that `count` problems fill and `most` allows."""
-  size = 1
-  while size * 4 <= min(count, most):
-    size *= 4
-  return size
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

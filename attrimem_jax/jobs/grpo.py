@@ -211,8 +211,7 @@ class Trainer:
     said, explain = answer.completion.ids, self.config.attribution.explain
     if explain == "generated" or answer.question.abstain or (explain == "contrast" and right):
       return said, None
-    tokenizer = self.policy.tokenizer
-    gold = np.array([*tokenizer.encode(answer.question.answers[-1]), tokenizer.stop_ids[0]], np.int32)
+    gold = np.array(self.chat.completion(answer.question.answers[-1]), np.int32)
     return gold, said if explain == "contrast" and len(said) else None
 
   def _fit(self, problems, masks, scores) -> list[Attribution]:

@@ -85,7 +85,7 @@ def module_suffix(
     ids += encode(prompts.no_records)
   if usage is not None:
     ids += encode(fill(prompts.usage, used=str(usage[0]), budget=str(usage[1])))
-  keywords = " or ".join(op.upper() for op in OPERATIONS[module])
+  keywords = " or ".join(OPERATIONS[module])
   return ids + encode(fill(prompts.write, keywords=keywords)) + chat.reply()
 
 

@@ -83,14 +83,14 @@ def batches(widths: Sequence[tuple[int, int]], token_budget: int) -> Iterator[tu
       waiting += [i for i in queue if widths[i][1] == prompt_width]
       last = (completion_width, prompt_width) == (completion_widths[-1], prompt_widths[-1])
       while waiting and (last or len(waiting) >= _FEW):
-        rows = _rows(len(waiting), token_budget // (completion_width + prompt_width))
+        rows = batch_size(len(waiting), token_budget // (completion_width + prompt_width))
         yield (completion_width, prompt_width), rows, waiting[:rows]
         waiting = waiting[rows:]
 
 
-def _rows(count: int, most: int) -> int:
-  """The largest of 8, 32, 128, ... that `count` rows fill and `most` allows; never less than 8, filled or not."""
-  rows = 8
+def batch_size(count: int, most: int, least: int = 8) -> int:
+  """The largest of `least` times 1, 4, 16, ... that `count` rows fill and `most` allows; never less than `least`."""
+  rows = least
   while rows * 4 <= min(count, most):
     rows *= 4
   return rows

@@ -43,7 +43,7 @@ def write_as_teacher(
     before, here = bank, []
     for module in Module:
       text = teacher_actions(episode, number, module, before, sloppiness=sloppiness, rng=rng)
-      ids = [*chat.tokenizer.encode(text), chat.tokenizer.stop_ids[0]]
+      ids = chat.completion(text)
       owner = CallKey(episode.history.id, 0, number, module)
       actions = parse(ids, chat.tokenizer, module, Finish.STOP)
       bank, _ = apply_all(bank, actions, module=module, date=session.date, owner=owner, core_budget=core_budget)
@@ -77,8 +77,7 @@ def answering_example(chat: Chat, prompts: Prompts, episode: Episode, *, rng: np
   suffixes = []
   for question, sentence in asked:
     ids, _ = contexts.answer_suffix(chat, prompts, context, question)
-    answer = [*chat.tokenizer.encode(sentence), chat.tokenizer.stop_ids[0]]
-    suffixes.append((ids[len(context.ids) :].tolist(), answer))
+    suffixes.append((ids[len(context.ids) :].tolist(), chat.completion(sentence)))
   return Example([*contexts.answer_prefix(chat, prompts), *context.ids.tolist()], suffixes)
 
 

@@ -84,9 +84,7 @@ def ask(
 
 
 def _answer(chat: Chat, question, context, prompt, source, completion: Completion) -> Answer:
-  stop = chat.tokenizer.stop_ids
-  text = chat.tokenizer.decode([i for i in completion.ids if i not in stop]).strip()
-  return Answer(question, context, prompt, source, completion, text)
+  return Answer(question, context, prompt, source, completion, chat.said(completion.ids))
 
 
 def sample_answers(reader: Reader, prefix: list[int], prompts: Sequence[np.ndarray]) -> list[Completion]:

@@ -12,7 +12,7 @@ think block; ones that only think; ones that never do.
 """
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from attrimem_jax.text.tokenizer import Tokenizer
 
@@ -85,6 +85,14 @@ class Chat:
   def prompt(self, messages: Sequence[tuple[str, str]]) -> list[int]:
     """Whole messages, then the start of the assistant's reply."""
     return [*self.messages(messages), *self.open("assistant"), *self._header]
+
+  def completion(self, text: str) -> list[int]:
+    """A whole reply as a model would have sampled it: the text and the first stop token."""
+    return [*self.tokenizer.encode(text), self.tokenizer.stop_ids[0]]
+
+  def said(self, ids: Iterable[int]) -> str:
+    """The text of a completion, without its stop token and the blanks around it."""
+    return self.tokenizer.decode([i for i in ids if i not in self.tokenizer.stop_ids]).strip()
 
   def _think_header(self, thinking: bool | None) -> list[int]:
     """What stands between `assistant\\n` and the completion."""

@@ -88,6 +88,13 @@ def card(title: str, content: str) -> str:
   return f'<div style="{style}"><div style="font-weight:600;margin-bottom:4px">{escape(title)}</div>{content}</div>'
 
 
+def said(answer: str, note: str = "") -> str:
+  """A line with an answer, and a note behind it in grey."""
+  style = "font-size:15px;margin:2px 0 8px;overflow-wrap:anywhere"
+  behind = f' <span style="color:#555">{escape(note)}</span>' if note else ""
+  return f'<div style="{style}">→ {escape(answer) or "(empty)"}{behind}</div>'
+
+
 def document(title: str, body: str) -> str:
   """A whole page that needs no other file."""
   style = (
