@@ -91,7 +91,8 @@ def _remembered(rng: np.random.Generator, text: str, date: str, decay: _Decay) -
   fact = world.read_record(text)
   assert fact is not None, f"not a note of the synthetic world: {text!r}"
   if rng.random() < decay.vague:
-    return [_Item(world.vague_text(fact), date, ())]
+    known = () if ATTRIBUTES[fact.attribute].event is None else (dataclasses.replace(fact, value=""),)  # its day
+    return [_Item(world.vague_text(fact), date, known)]
   if rng.random() < decay.wrong:
     fact = dataclasses.replace(fact, value=pick(rng, ATTRIBUTES[fact.attribute].values))
   item = _Item(world.record_text(fact), date, (fact,))
@@ -135,11 +136,16 @@ def _misword(rng: np.random.Generator, item: _Item) -> _Item:
 
 
 def _still_said(item: _Item) -> _Item:
-  """Keeps the facts whose subject, value and unit are words of the text: without one of them it could mean anything."""
+  """Keeps the facts that the words of the text still tell: without one of them it could mean anything."""
   words = set(re.findall(r"\w+", item.text))
-  units = {"age": {"years", "old"}, "run": {"km"}}
-  kept = [f for f in item.facts if f.subject in words and f.value in words and words & units.get(f.attribute, words)]
-  return dataclasses.replace(item, facts=tuple(kept))
+  return dataclasses.replace(item, facts=tuple(fact for fact in item.facts if _told_by(words, fact)))
+
+
+def _told_by(words: set[str], fact: Fact) -> bool:
+  """Whether subject, value and unit are among the words; for an event without a value, the word that stands for it."""
+  units = {"age": {"years", "old"}, "run": {"km"}}.get(fact.attribute, words)
+  value = {fact.value} if fact.value else {"some", "something"}
+  return fact.subject in words and bool(words & value) and bool(words & units)
 
 
 def _open(rng: np.random.Generator, item: _Item) -> _Item:

@@ -18,7 +18,7 @@ ABSTAIN = "I do not know."
 
 
 class Form(enum.StrEnum):
-  """What is asked of a fact: its value, its date, how many of its kind, or which of two came first."""
+  """What is asked: a value, the day of an event, how many events of a kind, or which of two kinds came first."""
 
   VALUE = "value"
   WHEN = "when"
@@ -28,13 +28,12 @@ class Form(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Query:
-  """A question. `value` names the event of WHEN and FIRST; `other` is the second of FIRST, as (attribute, value)."""
+  """A question. `other` is the second kind of event of FIRST."""
 
   form: Form
   subject: str
   attribute: str
-  value: str = ""
-  other: tuple[str, str] = ("", "")
+  other: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,24 +53,21 @@ class _Wording:
   template: str
 
 
-def _infinitive(attribute: str, hole: str) -> str:
+def _infinitive(attribute: str) -> str:
   event = ATTRIBUTES[attribute].event
   assert event is not None, f"{attribute} is a state"
-  return event.infinitive.replace("{v}", hole)
+  return event.infinitive
 
 
 @functools.cache
 def _wordings(form: Form, attribute: str, other: str = "") -> tuple[_Wording, ...]:
-  """Returns every wording of a kind of question; `{w}` is the value of the second event."""
+  """Returns every wording of a kind of question."""
   event = ATTRIBUTES[attribute].event
   if form == Form.VALUE:
     plain = ATTRIBUTES[attribute].questions
     templates = plain if event else plain + tuple(text.replace("?", " now?") for text in plain)
   elif form == Form.WHEN:
-    templates = (
-      f"When did {{s}} {_infinitive(attribute, '{v}')}?",
-      f"On which day did {{s}} {_infinitive(attribute, '{v}')}?",
-    )
+    templates = (f"When did {{s}} {_infinitive(attribute)}?", f"On which day did {{s}} {_infinitive(attribute)}?")
   elif form == Form.COUNT:
     assert event is not None
     templates = (
@@ -79,7 +75,7 @@ def _wordings(form: Form, attribute: str, other: str = "") -> tuple[_Wording, ..
       f"What number of {event.many} did {{s}} {event.verb}?",
     )
   else:
-    templates = (f"Did {{s}} {_infinitive(attribute, '{v}')} or {_infinitive(other, '{w}')} first?",)
+    templates = (f"Did {{s}} {_infinitive(attribute)} or {_infinitive(other)} first?",)
   return tuple(_Wording(form, attribute, other, text) for text in templates)
 
 
@@ -94,10 +90,10 @@ def _patterns() -> tuple[tuple[_Wording, re.Pattern[str]], ...]:
 
 def word(query: Query, rng: np.random.Generator, *, changed: bool = False) -> str:
   """Returns one wording of a query. Only a value that `changed` may be asked for with "now"."""
-  wordings = _wordings(query.form, query.attribute, query.other[0])
+  wordings = _wordings(query.form, query.attribute, query.other)
   if query.form == Form.VALUE and not changed:
     wordings = wordings[: len(ATTRIBUTES[query.attribute].questions)]
-  return world.pick(rng, wordings).template.format(s=query.subject, v=query.value, w=query.other[1])
+  return world.pick(rng, wordings).template.format(s=query.subject)
 
 
 @functools.lru_cache(maxsize=100_000)
@@ -106,16 +102,15 @@ def read(text: str) -> Query | None:
   for wording, pattern in _patterns():
     found = pattern.fullmatch(text)
     if found:
-      holes = found.groupdict()
-      other = (wording.other, holes.get("w", "")) if wording.other else ("", "")
-      return Query(wording.form, found["s"], wording.attribute, holes.get("v", ""), other)
+      return Query(wording.form, found["s"], wording.attribute, wording.other)
   return None
 
 
 def resolve(query: Query, facts: Sequence[tuple[Fact, str]]) -> Reply | None:
   """Answers a query from (fact, date) pairs in memory order, or returns None if they do not hold the answer.
 
-  The latest date wins for a value, and of equal dates the last in order; a count is of all the facts of its kind.
+  The latest date wins for a value, and of equal dates the last in order; a count is of all the facts of its kind; of
+  several events of a kind the first in order is dated. A fact without a value ("") tells its day alone.
   """
   return {Form.VALUE: _value, Form.WHEN: _when, Form.COUNT: _count, Form.FIRST: _first}[query.form](query, facts)
 
@@ -126,12 +121,12 @@ def sentence(query: Query, facts: Sequence[tuple[Fact, str]]) -> str:
   return ABSTAIN if reply is None else reply.sentence
 
 
-def _matching(facts: Sequence[tuple[Fact, str]], subject: str, attribute: str, value: str = "") -> list[int]:
-  return [i for i, (f, _) in enumerate(facts) if f.topic == (subject, attribute) and value in ("", f.value)]
+def _matching(facts: Sequence[tuple[Fact, str]], subject: str, attribute: str, *, valued: bool) -> list[int]:
+  return [i for i, (f, _) in enumerate(facts) if f.topic == (subject, attribute) and (f.value or not valued)]
 
 
 def _value(query: Query, facts: Sequence[tuple[Fact, str]]) -> Reply | None:
-  found = _matching(facts, query.subject, query.attribute)
+  found = _matching(facts, query.subject, query.attribute, valued=True)
   if not found:
     return None
   latest = max(found, key=lambda i: (facts[i][1], i))
@@ -140,15 +135,15 @@ def _value(query: Query, facts: Sequence[tuple[Fact, str]]) -> Reply | None:
 
 
 def _when(query: Query, facts: Sequence[tuple[Fact, str]]) -> Reply | None:
-  found = _matching(facts, query.subject, query.attribute, query.value)
+  found = _matching(facts, query.subject, query.attribute, valued=False)
   if not found or not facts[found[0]][1]:
     return None
-  fact, date = facts[found[0]]
-  return Reply(date, f"{world.record_text(fact)} on {date}.", (found[0],))
+  date = facts[found[0]][1]
+  return Reply(date, f"{query.subject} did so on {date}.", (found[0],))
 
 
 def _count(query: Query, facts: Sequence[tuple[Fact, str]]) -> Reply | None:
-  found = _matching(facts, query.subject, query.attribute)
+  found = _matching(facts, query.subject, query.attribute, valued=True)
   if not found:
     return None
   event = ATTRIBUTES[query.attribute].event
@@ -158,10 +153,11 @@ def _count(query: Query, facts: Sequence[tuple[Fact, str]]) -> Reply | None:
 
 
 def _first(query: Query, facts: Sequence[tuple[Fact, str]]) -> Reply | None:
-  one = _matching(facts, query.subject, query.attribute, query.value)
-  two = _matching(facts, query.subject, *query.other)
+  one = _matching(facts, query.subject, query.attribute, valued=False)
+  two = _matching(facts, query.subject, query.other, valued=False)
   if not one or not two:
     return None
   winner = min(one[0], two[0], key=lambda i: (facts[i][1], i))
-  text = world.record_text(facts[winner][0])
+  fact = facts[winner][0]
+  text = world.record_text(fact) if fact.value else world.vague_text(fact)
   return Reply(text.split(" ", 1)[1], f"{text} first.", tuple(sorted((one[0], two[0]))))

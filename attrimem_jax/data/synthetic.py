@@ -24,6 +24,8 @@ YEAR = 2024
 ABSTENTION_SHARE = 0.12
 CORRECTION_SHARE = 0.05
 UPDATE_SHARE = 0.3
+EVENT_SHARE = 0.3
+TEMPTATION = 6
 USER_SHARE = 0.7
 BURIED_SHARE = 0.3
 _CORRECTIONS = ("Correction: {}", "I was wrong: {}", "Wait, to be exact: {}")
@@ -133,7 +135,7 @@ def _draw_told(rng: np.random.Generator, cast: _Cast, told: list[_Told], session
     fact = _other_value(rng, pick(rng, changeable).fact)
     return [_Told(session, fact, pick(rng, ("update", "update", "correction")))]
   kinds = [kind for kind in EVENTS if kind != theme and not any(t.fact.attribute == kind for t in told)]
-  if kinds and rng.random() < 0.2:
+  if kinds and rng.random() < EVENT_SHARE:
     return [_Told(session, _new_event(rng, cast, told, pick(rng, kinds)))]
   fact = _new_state(rng, *news)
   if rng.random() < CORRECTION_SHARE:
@@ -244,33 +246,27 @@ def _answerable(rng: np.random.Generator, told: list[_Told]) -> dict[str, list[Q
     told_in.setdefault(t.fact.topic, set()).add(t.session)
   kinds = [t.fact.attribute for t in events]
   counted = [kind for kind in COUNTED if kinds.count(kind) > (rng.random() < 0.7)]  # or most counts would be 1
-  only = [t.fact.topic for t in events if kinds.count(t.fact.attribute) == 1]
-  pairs = [(a, b) for a in events for b in events if a.session != b.session]
+  once = [t for t in events if kinds.count(t.fact.attribute) == 1]
+  pairs = [(a, b) for a in once for b in once if a.session != b.session]
   return {
     "knowledge-update": [Query(Form.VALUE, *topic) for topic, sessions in told_in.items() if len(sessions) > 1],
-    "single-session": [Query(Form.VALUE, *topic) for topic in [t for t, s in told_in.items() if len(s) == 1] + only],
+    "single-session": [Query(Form.VALUE, *topic) for topic in [t for t, s in told_in.items() if len(s) == 1]]
+    + [Query(Form.VALUE, *t.fact.topic) for t in once],
     "multi-session": [Query(Form.COUNT, events[0].fact.subject, kind) for kind in counted],
-    "temporal": [Query(Form.WHEN, t.fact.subject, t.fact.attribute, t.fact.value) for t in events]
-    + [_which_first(*(pair.fact for pair in pick(rng, pairs))) for _ in pairs[:1]],
+    "temporal": [Query(Form.WHEN, *t.fact.topic) for t in once]
+    + [Query(Form.FIRST, *one.fact.topic, two.fact.attribute) for one, two in [pick(rng, pairs) for _ in pairs[:1]]],
   }
 
 
-def _which_first(one: Fact, two: Fact) -> Query:
-  return Query(Form.FIRST, one.subject, one.attribute, one.value, (two.attribute, two.value))
-
-
 def _unanswerable(rng: np.random.Generator, cast: _Cast, told: list[_Told], count: int) -> list[Query]:
-  """Returns queries on what was never told, half of them on what was told of somebody else."""
+  """Returns queries on what was never told, mostly on what was told of somebody else, or on a day."""
   known = {t.fact.topic for t in told}
   topics = [(cast.user, name) for name in ATTRIBUTES]
   topics += [(other, name) for other, _ in cast.others for name in world.SHARED_STATES]
   missing = [topic for topic in topics if topic not in known]
-  tempting = [topic for topic in missing if any(name == topic[1] for _, name in known)]
-  chosen: dict[Query, None] = {}
-  while len(chosen) < count:
-    if rng.random() < 0.25 or not missing:
-      fact = _new_event(rng, cast, told, pick(rng, EVENTS))
-      chosen[Query(Form.WHEN, cast.user, fact.attribute, fact.value)] = None
-    else:
-      chosen[Query(Form.VALUE, *pick(rng, tempting if tempting and rng.random() < 0.5 else missing))] = None
-  return list(chosen)
+  asked = [Query(Form.VALUE, *topic) for topic in missing]
+  asked += [Query(Form.WHEN, *topic) for topic in missing if topic[1] in EVENTS]
+  told_of = {name for _, name in known}
+  weights = np.array([TEMPTATION if query.form == Form.WHEN or query.attribute in told_of else 1 for query in asked])
+  chosen = rng.choice(len(asked), min(count, len(asked)), replace=False, p=weights / weights.sum()) if asked else ()
+  return [asked[i] for i in chosen]

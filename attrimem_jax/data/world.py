@@ -28,10 +28,7 @@ def _words(text: str) -> tuple[str, ...]:
   return tuple(text.split())
 
 
-NAMES = _words(
-  "Ann Ben Cleo Dan Eva Finn Gina Hugo Iris Jack Kate Leo Mia Nora Omar Paul Rita Sam Tara Uma Vera Walt Yara Zoe "
-  "Adam Beth Carl Dora Emil Faye Gus Hana Ivan Jill Kurt Lena Max Nina Otto Pia"
-)
+NAMES = _words("Ann Ben Cleo Dan Eva Finn Gina Hugo Iris Jack Kate Leo Mia Nora Omar Paul")
 RELATIONS = _words("friend sister brother cousin boss aunt uncle")
 CITIES = _words(
   "Lisbon Porto Rome Milan Paris Lyon Berlin Bonn Vienna Prague Oslo Bergen Lund Turku Riga Kyiv Cairo Tunis Accra "
@@ -109,7 +106,7 @@ class Fact:
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-  """What a dated attribute needs beyond the rest: the infinitive, and how events are counted ("" if they are not)."""
+  """What a dated attribute needs beyond the rest: how its kind is named, and how it is counted ("" if it is not)."""
 
   infinitive: str
   verb: str = ""
@@ -208,22 +205,22 @@ _ALL = (
     "visit", Module.EPISODIC, PLACES, "{s} visited the {v}", "{s} visited some place",
     ("I visited the {v} today.", "Today I went to the {v}.", "I spent today at the {v}."), (),
     ("What did {s} visit?", "Which place did {s} visit?"),
-    Event("visit the {v}", "visit", "visited", "place", "places"),
+    Event("visit a place", "visit", "visited", "place", "places"),
   ),
   Attribute(
     "meeting", Module.EPISODIC, PEOPLE, "{s} met {v}", "{s} met some person",
     ("I met {v} today.", "Today I ran into {v}."), (),
-    ("Whom did {s} meet?", "Which person did {s} meet?"), Event("meet {v}", "meet", "met", "person", "people"),
+    ("Whom did {s} meet?", "Which person did {s} meet?"), Event("meet a person", "meet", "met", "person", "people"),
   ),
   Attribute(
     "purchase", Module.EPISODIC, THINGS, "{s} bought a {v}", "{s} bought something",
     ("I bought a {v} today.", "Today I got a new {v}.", "I paid for a {v} today."), (),
-    ("What did {s} buy?", "Which thing did {s} buy?"), Event("buy a {v}", "buy", "bought", "thing", "things"),
+    ("What did {s} buy?", "Which thing did {s} buy?"), Event("buy a thing", "buy", "bought", "thing", "things"),
   ),
   Attribute(
     "run", Module.EPISODIC, tuple(str(n) for n in range(3, 61)), "{s} ran {v} km", "{s} ran some km",
     ("I ran {v} km today.", "Today I did a run of {v} km."), (),
-    ("How far did {s} run?", "How many km did {s} run?"), Event("run {v} km"),
+    ("How far did {s} run?", "How many km did {s} run?"), Event("go on a run"),
   ),
 )  # fmt: skip
 
@@ -236,10 +233,10 @@ COUNTED = ("visit", "meeting", "purchase")
 
 
 def template_pattern(template: str) -> re.Pattern[str]:
-  """Returns the pattern that reads back a text made from a template: names for `{s}`, any word for `{v}` and `{w}`."""
+  """Returns the pattern that reads back a text made from a template: a name for `{s}`, any word for `{v}`."""
   pattern = re.escape(template).replace(r"\{s\}", r"(?P<s>[A-Z][a-z]+)", 1)
   pattern = pattern.replace(r"\{s\}", r"(?P=s)")
-  return re.compile(re.sub(r"\\\{([vw])\\\}", r"(?P<\1>\\w+)", pattern))
+  return re.compile(pattern.replace(r"\{v\}", r"(?P<v>\w+)", 1))
 
 
 _RECORDS = tuple((name, template_pattern(attribute.record)) for name, attribute in ATTRIBUTES.items())

@@ -65,7 +65,7 @@ def test_the_smallest_and_largest_worlds_can_be_drawn(low: bool):
 def test_sizes_stay_within_the_configured_ranges(episodes: list[Episode]):
   assert {len(one.history.sessions) for one in episodes} == {2, 3, 4}
   assert max(len(one.questions) for one in episodes) == 10
-  assert np.mean([len(one.questions) >= 6 for one in episodes]) > 0.9  # a short story may hold less to ask
+  assert np.mean([len(one.questions) >= 6 for one in episodes]) > 0.8  # a short story may hold less to ask
 
 
 def test_sessions_are_dated_in_order_and_turns_have_unique_ids(episodes: list[Episode]):
@@ -187,13 +187,15 @@ ANN = [
     ("Where does Ann live?", "Ann lives in Porto."),
     ("Which city does Ann live in now?", "Ann lives in Porto."),
     ("Where does Tom live?", ABSTAIN),
-    ("When did Ann visit the zoo?", "Ann visited the zoo on 2024-01-05."),
-    ("When did Ann visit the park?", ABSTAIN),
+    ("When did Ann visit a place?", "Ann did so on 2024-01-05."),
+    ("On which day did Ann buy a thing?", "Ann did so on 2024-03-01."),
+    ("When did Ann meet a person?", ABSTAIN),
+    ("When did Ben buy a thing?", ABSTAIN),
     ("How many places did Ann visit?", "Ann visited 2 places."),
     ("What number of things did Ann buy?", "Ann bought 1 thing."),
     ("How many people did Ann meet?", ABSTAIN),
-    ("Did Ann buy a lamp or visit the lake first?", "Ann visited the lake first."),
-    ("Did Ann buy a vase or visit the lake first?", ABSTAIN),
+    ("Did Ann buy a thing or visit a place first?", "Ann visited the zoo first."),
+    ("Did Ann buy a thing or meet a person first?", ABSTAIN),
   ],
 )
 def test_answers_worked_by_hand(text: str, expected: str):
@@ -210,7 +212,33 @@ def test_the_latest_date_wins_whatever_the_order_and_the_last_of_equal_dates():
 
 
 def test_undated_events_have_no_when():
-  assert queries.sentence(Query(Form.WHEN, "Ann", "visit", "zoo"), [(Fact("Ann", "visit", "zoo"), "")]) == ABSTAIN
+  assert queries.sentence(Query(Form.WHEN, "Ann", "visit"), [(Fact("Ann", "visit", "zoo"), "")]) == ABSTAIN
+
+
+@pytest.mark.parametrize(
+  ("query", "expected"),
+  [
+    (Query(Form.WHEN, "Ann", "visit"), "Ann did so on 2024-01-05."),
+    (Query(Form.FIRST, "Ann", "purchase", "visit"), "Ann visited some place first."),
+    (Query(Form.VALUE, "Ann", "visit"), ABSTAIN),
+    (Query(Form.COUNT, "Ann", "visit"), ABSTAIN),
+  ],
+)
+def test_an_event_that_lost_its_value_still_tells_its_day(query: Query, expected: str):
+  facts = [(Fact("Ann", "visit", ""), "2024-01-05"), (Fact("Ann", "purchase", "lamp"), "2024-03-01")]
+  assert queries.sentence(query, facts) == expected
+
+
+def test_only_an_event_that_is_alone_of_its_kind_is_dated(episodes: list[Episode]):
+  """Else more than one day would be right."""
+  for one in episodes:
+    told = [fact for note in one.notes if (fact := world.read_record(note.text)) is not None]
+    for question in one.questions:
+      query = queries.read(question.text)
+      assert query is not None
+      if query.form in (Form.WHEN, Form.FIRST):
+        kinds = [kind for kind in (query.attribute, query.other) if kind]
+        assert all(sum(fact.attribute == kind for fact in told) == (not question.abstain) for kind in kinds)
 
 
 def test_what_is_no_question_of_this_world_reads_as_none():
