@@ -232,13 +232,21 @@ class Reply:
     return self.answer.context.records
 
   def attribute(
-    self, masks: int = 64, *, keep: float = 0.5, penalty: str = "raw", alpha: float = 0.01, seed: int = 0
+    self,
+    masks: int = 64,
+    *,
+    keep: float = 0.5,
+    scorer: str = "exact",
+    penalty: str = "raw",
+    alpha: float = 0.01,
+    seed: int = 0,
   ) -> "Explanation":
     """Measures which of the policy's tokens the answer leaned on.
 
     Args:
       masks: contexts with random tokens left out under which the answer is scored; more of them see smaller effects.
       keep: probability that a token stays.
+      scorer: "exact" removes tokens from the text, "masked" hides them, "cached" hides them in one reading of the text.
       penalty: how `alpha` is meant: "raw", "context_cite", "relative" or "held_out" (see `attribution.lasso.Penalty`).
       alpha: of the LASSO, > 0; larger values leave fewer tokens with a weight.
       seed: of the masks.
@@ -255,7 +263,9 @@ class Reply:
       )
     problem = Problem(answer.prompt, answer.source, answer.context.sources, answer.completion.ids, (seed,))
     header = answer_prefix(self.memory.agent._chat(), reader.prompts)
-    drawn, scores = measure(reader.model, header, [problem], masks, keep=keep, dtype=reader.dtype, step=reader.step)
+    drawn, scores = measure(
+      reader.model, header, [problem], masks, keep=keep, scorer=scorer, dtype=reader.dtype, step=reader.step
+    )
     (attribution,) = fit([problem], drawn, scores, alpha=alpha, penalty=penalty)
     return Explanation(self, attribution)
 

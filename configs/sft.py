@@ -36,7 +36,7 @@ def policy(config: ConfigDict) -> None:
   config.sft.widths = {"rows": 4, "prefix": 112, "prompt": 32, "completion": 24}
   config.optim.name = "muon"
   config.optim.lr = 3e-3
-  config.train.steps = 500
+  config.train.steps = 1000
 
 
 def answer(config: ConfigDict) -> None:
@@ -49,7 +49,7 @@ def answer(config: ConfigDict) -> None:
   config.sft.task = "answer"
   config.sft.widths = {"rows": 8, "prefix": 128, "prompt": 16, "completion": 12}
   config.data.synthetic.questions = (8, 8)
-  config.train.steps = 3600
+  config.train.steps = 3000
 
 
 def smollm2(config: ConfigDict) -> None:

@@ -132,6 +132,17 @@ def test_the_same_seed_gives_the_same_attribution(memory):
   assert not np.array_equal(one.attribution.masks, third.attribution.masks)
 
 
+def test_every_scorer_starts_from_the_same_whole_text(memory):
+  """With nothing removed there is nothing to hide, so the scorers agree on what they explain."""
+  reply = memory.ask("Where does Ann live?")
+  whole = []
+  for scorer in ("exact", "masked", "cached"):
+    attribution = reply.attribute(masks=3, keep=1 - 1e-9, scorer=scorer).attribution
+    assert attribution.masks.all()
+    whole.append(attribution.logp)
+  np.testing.assert_allclose(whole[1:], [whole[0]] * 2, atol=1e-4)
+
+
 def test_a_question_of_a_data_set_shows_its_right_answers(memory):
   reply = memory.ask(Question("q", "Where?", ("<Lisbon>",), "single-session"))
   assert "(right: &lt;Lisbon&gt;)" in reply._repr_html_()
@@ -153,7 +164,9 @@ def test_a_given_record_is_shown_without_weights(memory):
   assert explanation.of(given) == [None] * len(given.ids)
 
 
-@pytest.mark.parametrize("arguments", [{"masks": 1}, {"keep": 0.0}, {"keep": 1.0}, {"alpha": 0.0}, {"penalty": "l2"}])
+@pytest.mark.parametrize(
+  "arguments", [{"masks": 1}, {"keep": 0.0}, {"keep": 1.0}, {"alpha": 0.0}, {"penalty": "l2"}, {"scorer": "x"}]
+)
 def test_bad_arguments_of_attribute(memory, arguments):
   with pytest.raises(ValueError):
     memory.ask("Where does Ann live?").attribute(**arguments)
