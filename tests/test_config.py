@@ -14,7 +14,7 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 RECIPES = sorted(path.name for path in (REPOSITORY / "configs").glob("*.py"))
 GRPO_PRESETS = ("", "embedded", "smollm2", "qwen3_0_6b", "qwen3_4b")
 PRESETS = {
-  "sft.py": ("", "policy", "answer", "smollm2"),
+  "sft.py": ("", "policy", "answer", "dates", "refresh", "smollm2"),
   "attribute.py": ("", "embedded", "smollm2", "qwen3_0_6b"),
 }
 

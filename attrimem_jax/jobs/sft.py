@@ -3,6 +3,7 @@
 Batch n is a function of the seed and n. Batches are made on a thread of their own while the device trains.
 """
 
+import dataclasses
 import functools
 import itertools
 import pathlib
@@ -96,7 +97,12 @@ class Examples:
     fitting = (e for i in episodes for e in self._make(split, i) if self._widths.holds(e))
     chosen = list(itertools.islice(fitting, size))
     if len(chosen) < size:
-      first = self._make(split, number * size * 4)[0]
+      first = next((e for i in episodes for e in self._make(split, i)), None)
+      if first is None:
+        raise ValueError(
+          f"{len(episodes)} histories hold no question of the kinds {', '.join(self._config.data.kinds)}: lengthen "
+          "them (config.data.synthetic) or add to config.data.kinds"
+        )
       prompt, completion = (max(len(suffix[part]) for suffix in first.suffixes) for part in (0, 1))
       raise ValueError(
         f"config.sft.widths hold {len(chosen)} of the examples of {len(episodes)} histories, but a batch needs {size}; "
@@ -112,8 +118,11 @@ class Examples:
 
   def _answering(self, split: str, index: int) -> list[Example]:
     episode, rng = self._episode(split, index)
-    prompts = setup.prompts(self._config.answer.prompts)
-    return [teaching.answering_example(self._chat, prompts, episode, rng=rng)]
+    kinds, prompts = self._config.data.kinds, setup.prompts(self._config.answer.prompts)
+    asked = tuple(question for question in episode.questions if not kinds or question.kind in kinds)
+    if not asked:
+      return []
+    return [teaching.answering_example(self._chat, prompts, dataclasses.replace(episode, questions=asked), rng=rng)]
 
   def _episode(self, split: str, index: int):
     seed = self._config.data.seed
