@@ -2,8 +2,9 @@
 
 One case for both: a memory of twelve lines, one question, one fixed answer, 32 masks. context-cite runs in a process of
 its own environment (this file with `--worker`), where torch is; it is asked over a pipe, so that the two take turns.
-It removes text and encodes again, so that the tokens around a removed one may merge anew; removed lines leave the same
-ids. Hence weights are compared by line, speed by line and by token.
+It removes text and encodes again, so that the tokens around a removed one may merge anew. Every line of the memory ends
+with its line break and the question follows at once, so that removed lines leave the same ids. Hence weights are
+compared by line, speed by line and by token.
 """
 
 import argparse
@@ -27,10 +28,11 @@ MEMORY = """\
 - [2024-05-02] Irene lent her blue suitcase to a colleague named Odile.
 - [2024-05-20] Tomas coaches a girls' football team on Saturdays.
 - [2024-06-01] Irene's laptop broke and the repair took nine days.
-- [2024-06-14] Odile returned the suitcase with a box of chocolates."""
+- [2024-06-14] Odile returned the suitcase with a box of chocolates.
+"""
 QUESTION = "Which fruit must Irene avoid? Answer briefly."
 ANSWER = "Irene must avoid strawberries."
-TEMPLATE = "Memory:\n{context}\n\nQuestion: {query}"
+TEMPLATE = "Memory:\n{context}Question: {query}"
 MASKS, ALPHA, KEEP = 32, 0.01, 0.5
 
 

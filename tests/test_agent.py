@@ -203,3 +203,13 @@ def test_plain_data_becomes_a_history():
 def test_malformed_histories(sessions, message):
   with pytest.raises(ValueError, match=message):
     agents.as_history(sessions)
+
+
+def test_the_example_of_the_readme_writes_answers_and_explains():
+  readme = (pathlib.Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
+  code = next(part for part in readme.split("```python\n")[1:] if "agent.write" in part).partition("```")[0]
+  names: dict = {}
+  exec(code, names)
+  assert [record.text for record in names["memory"].records] == ["Ann lives in Lisbon", "Ann has a pet called Rex"]
+  assert names["reply"].text == "Ann lives in Lisbon."
+  assert names["reply"].attribute().top(1)[0][0].strip() == "Lisbon"

@@ -91,8 +91,8 @@ def _remembered(rng: np.random.Generator, text: str, date: str, decay: _Decay) -
   fact = world.read_record(text)
   assert fact is not None, f"not a note of the synthetic world: {text!r}"
   if rng.random() < decay.vague:
-    known = () if ATTRIBUTES[fact.attribute].event is None else (dataclasses.replace(fact, value=""),)  # its day
-    return [_Item(world.vague_text(fact), date, known)]
+    lost = dataclasses.replace(fact, value="")
+    return [_Item(world.record_text(lost), date, () if ATTRIBUTES[fact.attribute].event is None else (lost,))]
   if rng.random() < decay.wrong:
     fact = dataclasses.replace(fact, value=pick(rng, ATTRIBUTES[fact.attribute].values))
   item = _Item(world.record_text(fact), date, (fact,))

@@ -158,6 +158,5 @@ def _first(query: Query, facts: Sequence[tuple[Fact, str]]) -> Reply | None:
   if not one or not two:
     return None
   winner = min(one[0], two[0], key=lambda i: (facts[i][1], i))
-  fact = facts[winner][0]
-  text = world.record_text(fact) if fact.value else world.vague_text(fact)
+  text = world.record_text(facts[winner][0])
   return Reply(text.split(" ", 1)[1], f"{text} first.", tuple(sorted((one[0], two[0]))))

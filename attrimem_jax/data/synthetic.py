@@ -250,7 +250,7 @@ def _answerable(rng: np.random.Generator, told: list[_Told]) -> dict[str, list[Q
   pairs = [(a, b) for a in once for b in once if a.session != b.session]
   return {
     "knowledge-update": [Query(Form.VALUE, *topic) for topic, sessions in told_in.items() if len(sessions) > 1],
-    "single-session": [Query(Form.VALUE, *topic) for topic in [t for t, s in told_in.items() if len(s) == 1]]
+    "single-session": [Query(Form.VALUE, *topic) for topic, sessions in told_in.items() if len(sessions) == 1]
     + [Query(Form.VALUE, *t.fact.topic) for t in once],
     "multi-session": [Query(Form.COUNT, events[0].fact.subject, kind) for kind in counted],
     "temporal": [Query(Form.WHEN, *t.fact.topic) for t in once]

@@ -93,7 +93,7 @@ THINGS = _words(
 
 @dataclasses.dataclass(frozen=True)
 class Fact:
-  """`subject` is a first name, `attribute` a key of `ATTRIBUTES`, `value` one word."""
+  """`subject` is a first name, `attribute` a key of `ATTRIBUTES`, `value` one word, or "" where it was lost."""
 
   subject: str
   attribute: str
@@ -244,7 +244,9 @@ _VAGUE = tuple((name, template_pattern(attribute.vague)) for name, attribute in 
 
 
 def record_text(fact: Fact) -> str:
-  """Returns the canonical record of a fact: "Ann lives in Lisbon"."""
+  """Returns the canonical record of a fact, "Ann lives in Lisbon", or the vague one if its value was lost."""
+  if not fact.value:
+    return vague_text(fact)
   return ATTRIBUTES[fact.attribute].record.format(s=fact.subject, v=fact.value)
 
 

@@ -20,6 +20,7 @@ from attrimem_jax.io.models import LanguageModel
 from attrimem_jax.jobs import setup
 from attrimem_jax.jobs.export import export
 from attrimem_jax.jobs.run import Run
+from attrimem_jax.jobs.tasks import of_kinds
 from attrimem_jax.nn import decoder
 from attrimem_jax.nn.config import DecoderConfig
 from attrimem_jax.rl import optimizer as optimizers
@@ -118,11 +119,9 @@ class Examples:
 
   def _answering(self, split: str, index: int) -> list[Example]:
     episode, rng = self._episode(split, index)
-    kinds, prompts = self._config.data.kinds, setup.prompts(self._config.answer.prompts)
-    asked = tuple(question for question in episode.questions if not kinds or question.kind in kinds)
-    if not asked:
-      return []
-    return [teaching.answering_example(self._chat, prompts, dataclasses.replace(episode, questions=asked), rng=rng)]
+    prompts = setup.prompts(self._config.answer.prompts)
+    episode = dataclasses.replace(episode, questions=tuple(of_kinds(episode.questions, self._config.data.kinds)))
+    return [teaching.answering_example(self._chat, prompts, episode, rng=rng)] if episode.questions else []
 
   def _episode(self, split: str, index: int):
     seed = self._config.data.seed

@@ -75,7 +75,7 @@ class Tasks:
     rng = np.random.default_rng(np.random.SeedSequence([self._config.seed, *path]))
     episode = self._episode(split, number)
     window = _window(self._config, self._chat, episode, number, rng)
-    asked = [q for q in askable(episode, window) if not self._config.data.kinds or q.kind in self._config.data.kinds]
+    asked = of_kinds(askable(episode, window), self._config.data.kinds)
     if not asked:  # a window of small talk; ask about it anyway would only add noise
       return Task(window, (), episode)
     if 0 < questions < len(asked):
@@ -99,6 +99,11 @@ class Tasks:
     last = {session: place for place, session in enumerate(origin)}
     notes = tuple(Note(last[note.session], note.module, note.text) for note in episode.notes)
     return dataclasses.replace(episode, history=history, notes=notes)
+
+
+def of_kinds(questions: Sequence[Question], kinds: Sequence[str]) -> list[Question]:
+  """The questions of the given kinds; of every kind where none is given."""
+  return [question for question in questions if not kinds or question.kind in kinds]
 
 
 def askable(episode: Episode, window: Window) -> list[Question]:
