@@ -226,11 +226,19 @@ def recipe(file: str | os.PathLike[str], preset: str = "") -> ConfigDict:
   module = importlib.util.module_from_spec(spec)
   try:
     spec.loader.exec_module(module)
-  except (SyntaxError, ImportError) as error:
+  except Exception as error:
     raise ValueError(f"{str(path)!r} cannot be run as a recipe: {error}") from error
-  if not hasattr(module, "get_config"):
+  if not callable(getattr(module, "get_config", None)):
     raise ValueError(f"{str(path)!r} has no get_config(preset). Copy configs/grpo_token.py to start a recipe.")
-  return module.get_config(preset)
+  try:
+    config = module.get_config(preset)
+  except ValueError:  # of `choose`, or the recipe's own
+    raise
+  except Exception as error:
+    raise ValueError(f"get_config({preset!r}) of {str(path)!r} fails: {type(error).__name__}: {error}") from error
+  if not isinstance(config, ConfigDict):
+    raise ValueError(f"get_config of {str(path)!r} returns a {type(config).__name__}: start from schema.default().")
+  return config
 
 
 def choose(preset: str, presets: Mapping[str, Callable[[ConfigDict], None]]) -> Callable[[ConfigDict], None]:

@@ -76,6 +76,11 @@ def check_arguments(arguments: Sequence[str]) -> None:
   config = schema.recipe(recipe, preset)
   keys = [argument[len("--config.") :].split("=")[0] for argument in arguments if argument.startswith("--config.")]
   problems = [f"config.{key}: there is no such key{_nearest(config, key)}" for key in keys if not _has(config, key)]
+  problems += [
+    f"config.{key}: a part of a value cannot be set; give the whole of config.{key.split('[')[0]}"
+    for key in keys
+    if "[" in key and _has(config, key)
+  ]
   if problems:
     raise ValueError("; ".join(problems))
 
@@ -101,8 +106,10 @@ def cli() -> None:
   try:
     check_arguments(sys.argv[1:])
     app.run(main)
-  except ValueError as error:
+  except (ValueError, OSError) as error:  # the latter speak of a file, or of a full disk
     sys.exit(f"error: {error}")
+  except KeyboardInterrupt:
+    sys.exit("interrupted")
 
 
 if __name__ == "__main__":

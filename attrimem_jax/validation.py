@@ -67,7 +67,6 @@ _AT_LEAST: Mapping[str, float] = {
   "rollout.records_budget": 0,
   "rollout.bucket": 1,
   "reward.questions": 0,
-  "attribution.alpha": 0,
   "explain.masks": 2,
   "explain.held_out": 2,
   "rl.lambda_": 0,
@@ -108,6 +107,20 @@ _AT_LEAST: Mapping[str, float] = {
   "mesh.fsdp": 1,
   "mesh.tensor": 1,
 }
+
+# The greatest value of a key. What lies beyond is a slip of the keyboard: it would run for days before it failed.
+_AT_MOST: Mapping[str, int] = {
+  "seed": 2**31 - 1,
+  "data.seed": 2**31 - 1,
+  "rollout.group_size": 4096,
+  "rollout.histories": 65_536,
+  "eval.episodes": 1_000_000,
+  "eval.bootstrap": 1_000_000,
+  "explain.masks": 65_536,
+  "explain.held_out": 65_536,
+  "sft.batch": 65_536,
+}
+_MOST_MASKS = 65_536
 
 # Keys between 0 and 1: whether 0 itself and 1 itself are allowed.
 _UNIT_INTERVAL: Mapping[str, tuple[bool, bool]] = {
@@ -175,6 +188,9 @@ def _single_values(config: ConfigDict) -> Iterator[str]:
     value = get(config, name)
     if not (math.isfinite(value) and value >= least):
       yield _problem(config, name, f"must be a finite number of at least {least}", f"Use {least} or more.")
+  for name, most in _AT_MOST.items():
+    if get(config, name) > most:
+      yield _problem(config, name, f"must be at most {most:,}", "Use a smaller number.")
   for name, (with_0, with_1) in _UNIT_INTERVAL.items():
     value = get(config, name)
     if not (0 < value < 1 or (with_0 and value == 0) or (with_1 and value == 1)):
@@ -182,9 +198,18 @@ def _single_values(config: ConfigDict) -> Iterator[str]:
       yield _problem(config, name, f"must lie in {left}0, 1{right}", "Use a fraction such as 0.5.")
 
 
+def _alpha(config: ConfigDict) -> Iterator[str]:
+  alpha = config.attribution.alpha
+  if not (math.isfinite(alpha) and alpha > 0):
+    what = "must be a finite number above 0: without a penalty no source could be told from noise"
+    yield _problem(config, "attribution.alpha", what, "Use for example 0.01.")
+
+
 def _cross_checks(config: ConfigDict) -> Iterator[str]:
   """Checks of keys against each other, for the parts that this job uses."""
   yield from _paths(config)
+  if config.job in ("train", "attribute"):
+    yield from _alpha(config)
   if config.job == "attribute":
     yield from _explained(config)
   elif config.job != "export":
@@ -200,17 +225,24 @@ def _cross_checks(config: ConfigDict) -> Iterator[str]:
 
 
 def _paths(config: ConfigDict) -> Iterator[str]:
-  if config.policy.checkpoint and not pathlib.Path(config.policy.checkpoint).expanduser().is_dir():
-    yield _problem(
-      config, "policy.checkpoint", "there is no such run directory", "Give the --workdir of an earlier run."
-    )
+  if config.policy.checkpoint:
+    run = _path(config.policy.checkpoint)
+    mend = f"Give {run.parent}." if run.name == "checkpoints" else "Give the --workdir of a run that has trained."
+    if not run.is_dir():
+      yield _problem(config, "policy.checkpoint", "there is no such run directory", mend)
+    elif not (run / "checkpoints").is_dir():
+      yield _problem(config, "policy.checkpoint", "that is no run directory, as it holds no folder checkpoints", mend)
   for name in ("policy.model", "answer.model", "answer.retriever.model"):
     value = get(config, name)
     looks_like_path = value.startswith(("/", ".", "~")) or value.endswith(".gguf")
-    if looks_like_path and not pathlib.Path(value).expanduser().exists():
+    if looks_like_path and not _path(value).exists():
       yield _problem(
         config, name, "there is no such file or folder", "Give a folder with config.json, or a .gguf file."
       )
+
+
+def _path(text: str) -> pathlib.Path:
+  return pathlib.Path(os.path.expanduser(text))  # pathlib's own expanduser fails where there is no such user
 
 
 def _data_set(config: ConfigDict) -> Iterator[str]:
@@ -238,7 +270,7 @@ def _locomo(config: ConfigDict) -> Iterator[str]:
   if not path:
     mend = f"Pass --config.data.path=<locomo file> or set {locomo.ENVIRONMENT}."
     yield _problem(config, "data.path", "data set 'locomo' needs a file", mend)
-  elif not pathlib.Path(path).expanduser().is_file():
+  elif not _path(path).is_file():
     yield _problem(
       config, "data.path", f"there is no file at {path!r}", "Correct the path; see third_party/datasets.toml."
     )
@@ -273,7 +305,7 @@ def _explained(config: ConfigDict) -> Iterator[str]:
     what = "give this or config.explain.context, one of the two"
     yield _problem(config, "explain.path", what, "Name a JSON file, or a text file with config.explain.question.")
   for name in ("explain.path", "explain.context"):
-    if get(config, name) and not pathlib.Path(get(config, name)).expanduser().is_file():
+    if get(config, name) and not _path(get(config, name)).is_file():
       yield _problem(config, name, "there is no such file", "Correct the path.")
   if explain.context and not explain.question.strip():
     yield _problem(config, "explain.question", "is empty", "Ask something about the text.")
@@ -281,7 +313,7 @@ def _explained(config: ConfigDict) -> Iterator[str]:
 
 def _attribution_problems(config: ConfigDict) -> Iterator[str]:
   if not _is_schedule(config.attribution.masks):
-    what = "must be pairs (from step, masks) that start at step 0, with steps and masks rising and at least 2 masks"
+    what = "must be pairs (from step, masks) that start at step 0, with steps and masks rising and 2 to 65,536 masks"
     yield _problem(config, "attribution.masks", what, "Use for example ((0, 8), (80, 16), (200, 32)).")
   if config.attribution.unit == "none" and config.rl.lambda_ > 0:
     what = "weighs a process reward that config.attribution.unit='none' switches off"
@@ -297,7 +329,7 @@ def _is_schedule(stages: Any) -> bool:
     return False
   steps, masks = zip(*pairs, strict=True)
   rises = all(a < b for values in (steps, masks) for a, b in itertools.pairwise(values))
-  return steps[0] == 0 and masks[0] >= 2 and rises
+  return steps[0] == 0 and masks[0] >= 2 and masks[-1] <= _MOST_MASKS and rises
 
 
 def _batch(config: ConfigDict) -> Iterator[str]:

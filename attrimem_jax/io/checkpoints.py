@@ -5,12 +5,13 @@ restore compares the saved tree with the wanted one leaf by leaf, because a leaf
 (Adam's moments, say) is a fault that no error would ever show. Shardings come from the wanted tree, never from disk.
 """
 
+import itertools
 import logging
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import jax
 import numpy as np
@@ -19,7 +20,12 @@ import orbax.checkpoint as ocp
 if TYPE_CHECKING:
   from attrimem_jax.rl.optimizer import Params, TrainState
 
+T = TypeVar("T")
 ITEMS = ("params", "opt", "meta")
+
+
+class UnreadableError(ValueError):
+  """A checkpoint whose files are cut or damaged."""
 
 
 class Checkpoints:
@@ -70,9 +76,37 @@ class Checkpoints:
     return max(self.steps(), default=None)
 
   def steps(self) -> list[int]:
-    """All complete steps, ascending. One that lacks an item (a save or a copy cut short) is not complete."""
-    found = ocp.utils.checkpoint_steps(self.folder) if self.folder.is_dir() else []
-    return sorted(step for step in found if all((self._step_folder(step) / item).is_dir() for item in ITEMS))
+    """All complete steps, ascending."""
+    return complete_steps(self.folder)
+
+  def restore_newest(self, state: "TrainState") -> "TrainState | None":
+    """The newest state that can be read; None where nothing was ever saved.
+
+    Newer folders that are damaged, or lack an item, are named on standard output and renamed to <step>.broken, so that
+    the run can go on from an older one and save those steps again.
+
+    Raises:
+      ValueError: checkpoints are there, but none can be read; or as `restore`.
+    """
+    newest_first = sorted(ocp.utils.checkpoint_steps(self.folder), reverse=True)
+    broken = []
+    for step in newest_first:
+      try:
+        state = self.restore(step, state)
+      except UnreadableError as error:
+        broken.append((step, error))
+        continue
+      for newer, reason in broken:
+        aside = _set_aside(self._step_folder(newer))
+        print(f"{reason}; it is now {aside}, and the run goes on from step {step}", flush=True)
+      self._manager.reload()
+      return state
+    if broken:
+      raise ValueError(
+        f"{broken[0][1]}, and there is no older one to go on from; bring the folder back, or remove {self.folder} to "
+        "start again"
+      )
+    return None
 
   def restore(self, step: int, state: "TrainState") -> "TrainState":
     """The state saved at a step, on the devices and with the shardings of the given one.
@@ -82,7 +116,8 @@ class Checkpoints:
       state: a live state or one of `jax.ShapeDtypeStruct`s. A leaf without a sharding goes to the default device.
 
     Raises:
-      ValueError: no such step; or a leaf is missing, unexpected, or of another shape or type, named by its path.
+      ValueError: a leaf is missing, unexpected, or of another shape or type, named by its path.
+      UnreadableError: no such step, or its files are damaged.
     """
     params = self._read(step, "params", _nested(state.params))
     opt = self._read(step, "opt", _optimizer_item(state))
@@ -106,8 +141,7 @@ class Checkpoints:
       ValueError: no such step.
     """
     self._check(step)
-    restored = self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))
-    return dict(restored["meta"])
+    return dict(self._restored(step, "meta", ocp.args.JsonRestore()))
 
   def close(self) -> None:
     """Waits for what is still being written."""
@@ -127,10 +161,12 @@ class Checkpoints:
   def _check(self, step: int) -> None:
     if step not in (steps := self.steps()):
       there = ", ".join(map(str, steps)) or "none"
-      raise ValueError(f"{self.folder}: no complete checkpoint of step {step}; there: {there}")
+      raise UnreadableError(f"{self.folder}: no complete checkpoint of step {step}; there: {there}")
 
   def _saved(self, step: int, item: str) -> Any:
-    metadata = self._manager.item_metadata(step)[item]
+    metadata = self._guarded(step, item, lambda: self._manager.item_metadata(step)[item])
+    if metadata is None:
+      raise UnreadableError(f"{self._step_folder(step) / item} cannot be read (it has no metadata)")
     # Some releases of orbax wrap the tree of an item. The shardings it was saved with are of no concern (see above).
     tree = getattr(metadata, "tree", metadata)
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
@@ -138,8 +174,25 @@ class Checkpoints:
   def _read(self, step: int, item: str, wanted: Any) -> Any:
     self._check(step)
     _compare(f"{self._step_folder(step)}: {item}", self._saved(step, item), wanted)
-    target = jax.tree.map(_abstract, wanted)
-    return self._manager.restore(step, args=ocp.args.Composite(**{item: ocp.args.StandardRestore(target)}))[item]
+    return self._restored(step, item, ocp.args.StandardRestore(jax.tree.map(_abstract, wanted)))
+
+  def _restored(self, step: int, item: str, how: Any) -> Any:
+    return self._guarded(step, item, lambda: self._manager.restore(step, args=ocp.args.Composite(**{item: how}))[item])
+
+  def _guarded(self, step: int, item: str, read: Callable[[], T]) -> T:
+    """What `read` returns. The libraries below raise errors of every kind over damaged files."""
+    try:
+      return read()
+    except Exception as error:
+      first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+      raise UnreadableError(f"{self._step_folder(step) / item} cannot be read ({first[:200]})") from error
+
+
+def complete_steps(folder: str | os.PathLike[str]) -> list[int]:
+  """The steps below a checkpoint folder, ascending. One that lacks an item (a copy cut short) is not complete."""
+  folder = pathlib.Path(folder)
+  found = ocp.utils.checkpoint_steps(folder) if folder.is_dir() else []
+  return sorted(step for step in found if all((folder / str(step) / item).is_dir() for item in ITEMS))
 
 
 def read_params(folder: str | os.PathLike[str], abstract: "Params", step: int | None = None) -> "Params":
@@ -179,6 +232,12 @@ class _Quiet(logging.Filter):
   def filter(self, record: logging.LogRecord) -> bool:
     announces_a_reader = "is read only" in record.getMessage()  # which is what was asked for
     return "orbax" not in record.pathname or (record.levelno >= logging.WARNING and not announces_a_reader)
+
+
+def _set_aside(folder: pathlib.Path) -> pathlib.Path:
+  """Renames a folder so that it is no step any more; returns its new path."""
+  number = next(n for n in itertools.count(1) if not folder.with_name(f"{folder.name}.broken{n}").exists())
+  return folder.rename(folder.with_name(f"{folder.name}.broken{number}"))
 
 
 def _optimizer_item(state: "TrainState") -> dict[str, Any]:

@@ -29,8 +29,8 @@ class MetricsWriter:
 
   Args:
     workdir: folder of the run; made where missing.
-    resume_step: the step that the run goes on from; rows and rollouts of later steps are removed. None starts afresh
-      and removes those of all steps.
+    resume_step: the step that the run goes on from; rows, rollouts and evaluations of later steps are removed. None
+      starts afresh and removes those of all steps.
 
   Raises:
     ValueError: the existing file holds a line, before its last one, that is not a row of metrics.
@@ -43,6 +43,7 @@ class MetricsWriter:
     self.path = folder / "metrics.jsonl"
     _drop_rows(self.path, last)
     drop_rollouts(folder, last)
+    drop_rollouts(folder, last, "evaluations")
     self._file = self.path.open("a", encoding="utf-8")
     # Event files only grow; `purge_step` tells TensorBoard to forget what they hold from that step on.
     self._events = tensorboardX.SummaryWriter(str(folder / "tensorboard"), purge_step=last + 1)
@@ -100,6 +101,21 @@ def _drop_rows(path: pathlib.Path, last: int) -> None:
   _replace(path, b"".join(kept))
 
 
+def read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
+  """Rows of a JSON-lines file; lines that are none (of a run that was killed while it wrote) are left out."""
+  if not path.is_file():
+    return []
+  rows = []
+  for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+    try:
+      row = json.loads(line)
+    except ValueError:
+      continue
+    if isinstance(row, dict):
+      rows.append(row)
+  return rows
+
+
 def write_rollouts(
   workdir: str | os.PathLike[str], step: int, rows: Iterable[Mapping[str, Any]], folder: str = "rollouts"
 ) -> pathlib.Path:
@@ -114,9 +130,16 @@ def write_rollouts(
   return path
 
 
-def drop_rollouts(workdir: str | os.PathLike[str], last: int) -> None:
-  """Removes the rollout files of steps after `last`; other files stay."""
-  for path in (pathlib.Path(workdir) / "rollouts").glob("step_*.jsonl"):
+def write_json(path: pathlib.Path, content: Any) -> None:
+  """Writes a file, whole or not at all; NumPy values and numbers that are not finite as `write_rollouts` does."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  text = json.dumps(_plain(content), ensure_ascii=False, allow_nan=False, indent=1)
+  _replace(path, (text + "\n").encode("utf-8", "backslashreplace"))
+
+
+def drop_rollouts(workdir: str | os.PathLike[str], last: int, folder: str = "rollouts") -> None:
+  """Removes the files of steps after `last`; other files stay."""
+  for path in (pathlib.Path(workdir) / folder).glob("step_*.jsonl"):
     match = _ROLLOUTS.fullmatch(path.name)
     if match and int(match[1]) > last:
       path.unlink()

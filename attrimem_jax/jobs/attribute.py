@@ -1,30 +1,38 @@
 """Explains answers by the texts that they were given from: job `attribute`."""
 
 import json
+import os
 import pathlib
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from attrimem_jax import config as schema
 from attrimem_jax.explain import attribute
 from attrimem_jax.io import models
+from attrimem_jax.io.metrics import write_json
 from attrimem_jax.jobs import setup
 from attrimem_jax.jobs.run import Run
+
+_ASKED = "asked.json"  # the case and the settings that an attribution is of; written last
 
 
 def run_attribute(config: ConfigDict, run: Run) -> None:
   """Writes attribution.json and attribution.html for every case: to the run directory, or to folders 000, 001, … of it.
 
-  A case whose JSON file exists already is left alone, so that a run that was stopped goes on.
+  A case that the directory holds already is left alone, so that a run that was stopped goes on.
 
   Raises:
-    ValueError: the file of cases is malformed, or a case cannot be explained; it says which.
+    ValueError: the file of cases is malformed, or a case cannot be explained; it says which. Or the directory holds the
+      attribution of something else.
   """
   cases = read_cases(config)
+  folders = [run.workdir if len(cases) == 1 else run.workdir / f"{number:03d}" for number in range(len(cases))]
+  wanted = [_settings(config) | {"case": case} for case in cases]
+  done = [_is_done(*pair) for pair in zip(folders, wanted, strict=True)]
   model = models.load(config.answer.model)
-  for number, case in enumerate(cases):
-    folder = run.workdir if len(cases) == 1 else run.workdir / f"{number:03d}"
-    if (folder / "attribution.json").exists():
+  for number, (case, folder) in enumerate(zip(cases, folders, strict=True)):
+    if done[number]:
       print(f"{number + 1}/{len(cases)}  {folder} is there already", flush=True)
       continue
     try:
@@ -48,9 +56,36 @@ def run_attribute(config: ConfigDict, run: Run) -> None:
     except ValueError as error:
       raise ValueError(f"case {number} ({case['question']!r}): {error}") from error
     page = found.save(folder)
+    write_json(folder / _ASKED, wanted[number])
     print(f"{number + 1}/{len(cases)}  {found!r}\n{page}", flush=True)
     if run.stopping:
       return
+
+
+def _settings(config: ConfigDict) -> dict[str, Any]:
+  """All that decides the attribution of a case, as JSON holds it."""
+  explain = {name: value for name, value in config.explain.items() if name in ("sources", "masks", "held_out")}
+  attribution = {name: config.attribution[name] for name in ("scorer", "penalty", "alpha", "keep")}
+  settings = {"explain": explain, "attribution": attribution, "answer": config.answer.to_dict(), "seed": config.seed}
+  return json.loads(json.dumps(settings))
+
+
+def _is_done(folder: pathlib.Path, wanted: dict[str, Any]) -> bool:
+  """Whether the folder holds the attribution of this very case."""
+  asked = folder / _ASKED
+  if not (folder / "attribution.json").exists() or not asked.exists():
+    return False
+  try:
+    there = json.loads(asked.read_text(encoding="utf-8"))
+  except ValueError:
+    return False
+  if there != wanted:
+    flat = schema.flat(there)
+    changed = [name for name, value in schema.flat(wanted).items() if flat.get(name) != value]
+    raise ValueError(
+      f"{folder} holds an attribution with another {', '.join(changed)}: give another --workdir, or remove it"
+    )
+  return True
 
 
 def read_cases(config: ConfigDict) -> list[dict[str, Any]]:
@@ -73,9 +108,11 @@ def read_cases(config: ConfigDict) -> list[dict[str, Any]]:
 
 def _read(path: str) -> str:
   try:
-    return pathlib.Path(path).expanduser().read_text(encoding="utf-8")
+    return pathlib.Path(os.path.expanduser(path)).read_text(encoding="utf-8")
   except UnicodeDecodeError as error:
     raise ValueError(f"{path} is no UTF-8 text: {error}") from None
+  except OSError as error:
+    raise ValueError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _check(case: Any, where: str) -> None:
@@ -85,6 +122,9 @@ def _check(case: Any, where: str) -> None:
   records = isinstance(context, list) and all(isinstance(record, str) for record in context)
   if not (isinstance(context, str) or records):
     raise ValueError(f"{where}: context is {context!r}: give a text or a list of texts")
-  for name in ("question", "answer"):
-    if not isinstance(case.get(name, "" if name == "answer" else None), str):
-      raise ValueError(f"{where}: {name} is {case.get(name)!r}: give a text")
+  if not "".join(context or "").strip():
+    raise ValueError(f"{where}: context is blank: give some text")
+  question, answer = case.get("question"), case.get("answer", "left out")
+  for name, value in (("question", question), ("answer", answer)):
+    if not isinstance(value, str) or not value.strip():
+      raise ValueError(f"{where}: {name} is {value!r}: give a text")

@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 
 from attrimem_jax.data.teacher import PERFECT
 from attrimem_jax.evaluation.runner import Evaluated, judge
+from attrimem_jax.io.metrics import write_json
 from attrimem_jax.jobs import setup
 from attrimem_jax.jobs.grpo import Trainer
 from attrimem_jax.jobs.run import Run
@@ -20,16 +21,29 @@ from attrimem_jax.rollout.writing import Rollout
 
 
 def run_evaluate(config: ConfigDict, run: Run) -> None:
-  """Job `evaluate`: one row of `eval/…` metrics, at the step of the checkpoint that was evaluated (0 for none)."""
+  """Job `evaluate`: writes <workdir>/evaluate/NNN.json, a new file each time, so nothing of a run is touched.
+
+  It holds whose memories were asked, the step of the checkpoint (0 for the starting policy), the whole configuration,
+  the metrics, and every answer.
+  """
   trainer = Trainer(config, run)
-  if config.eval.memory == "policy":
-    trainer.evaluate(run.resumed or 0, setup.newest_params(run, trainer.policy))
+  policy, step = config.eval.memory == "policy", run.newest or 0
+  if policy:
+    done = trainer.evaluate(setup.newest_params(run, trainer.policy))
+    subject = f"step {step} of {run.workdir}" if run.newest else f"{trainer.policy.name}, untrained"
   else:
-    trainer.report(run.resumed or 0, _ask_given(config, trainer))
+    done, subject = _ask_given(config, trainer), f"{config.eval.memory} memory"
+  print(f"evaluated: {subject}", flush=True)
+  metrics, rows = trainer.report(step if policy else 0, done)
+  folder = run.workdir / "evaluate"
+  path = folder / f"{len(list(folder.glob('*.json'))):03d}.json"
+  content = {"subject": subject, "step": step, "metrics": metrics, "config": config.to_dict(), "answers": rows}
+  write_json(path, content)
+  print(f"answers: {path}", flush=True)
 
 
 def _ask_given(config: ConfigDict, trainer: Trainer) -> list[Evaluated]:
-  tasks = trainer.tasks.evaluation()
+  tasks = [task for task in trainer.tasks.evaluation() if task.questions]
   rollouts = [Rollout(task.window, 0, (), _bank(config, trainer, task)) for task in tasks]
   return judge(trainer.reader, rollouts, [task.questions for task in tasks], config.reward.kind, trainer.chat)
 

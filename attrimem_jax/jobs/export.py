@@ -2,6 +2,8 @@
 
 import pathlib
 
+import jax
+import numpy as np
 from ml_collections import ConfigDict
 
 from attrimem_jax.io import huggingface
@@ -11,8 +13,19 @@ from attrimem_jax.jobs.run import Run
 
 
 def run_export(config: ConfigDict, run: Run) -> None:
-  """Job `export`: writes the policy to `export.out`, by default <workdir>/export."""
-  model = setup.policy_model(config)
+  """Job `export`: writes the policy to `export.out`, by default <workdir>/export.
+
+  Raises:
+    ValueError: there is no checkpoint, so what would be written is the model that training started from.
+  """
+  if run.newest is None and not config.policy.checkpoint:
+    raise ValueError(
+      f"{run.workdir} holds no checkpoint to export: give the --workdir of a run that has trained, or that of another "
+      "run as config.policy.checkpoint"
+    )
+  model = setup.policy_model(config, run)
+  if run.newest is not None:
+    print(f"step {run.newest} of {run.workdir}", flush=True)
   model = setup.with_params(model, setup.newest_params(run, model))
   export(model, config, pathlib.Path(config.export.out or run.workdir / "export"))
 
@@ -21,8 +34,14 @@ def export(model: LanguageModel, config: ConfigDict, folder: pathlib.Path) -> No
   """Writes `model` to `folder` and, if `export.verify`, reads it back: here, and in torch transformers if installed.
 
   Raises:
-    ValueError: what was read back differs from what was written.
+    ValueError: a parameter is not finite; or what was read back differs from what was written.
   """
+  for path, leaf in jax.tree_util.tree_leaves_with_path(model.params):
+    if not np.isfinite(leaf).all():
+      raise ValueError(
+        f"{model.name}: parameter {jax.tree_util.keystr(path)} is not finite, so the training broke; export an earlier "
+        "run, or train again with a lower config.optim.lr"
+      )
   huggingface.write(
     folder, model.config, model.params, model.tokenizer, model.config.to_hf(), dtype=config.export.dtype
   )

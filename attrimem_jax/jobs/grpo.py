@@ -9,7 +9,6 @@ Symbols of the paper: ŷ is `Answer.completion`, φ_j `Attribution.weights`, r_{
 metrics) and anything the paper keeps to itself (its prompts, retriever, λ).
 """
 
-import json
 from collections.abc import Iterator, Sequence
 
 import jax
@@ -50,23 +49,21 @@ from attrimem_jax.view.report import write_report
 def run_grpo(config: ConfigDict, run: Run) -> None:
   """Trains for `train.steps`, resuming from the newest checkpoint; evaluates before, during and after."""
   trainer = Trainer(config, run)
-  state = run.restore(trainer.initial_state())
+  state = run.begin(trainer.initial_state())
   start, moved = int(state.step), int(state.step) > 0
-  if start == 0:
-    trainer.evaluate(0, state.params)
+  trainer.evaluate_if_due(start, state.params)
   with run.progress(start, config.train.steps) as progress:
     for step in range(start, config.train.steps):
       if run.stopping:
         break
       state, metrics = trainer.step(step, state)
       moved = moved or check_first_step({name.removeprefix("train/"): value for name, value in metrics.items()})
-      last = step + 1 == config.train.steps
-      run.metrics.write(step + 1, metrics)
+      run.log(step + 1, metrics)
       progress.show(step + 1, {n: metrics[f"train/{n}"] for n in ("reward", "kl", "memory_tokens")})
-      if last or (config.train.eval_every and (step + 1) % config.train.eval_every == 0):
-        trainer.evaluate(step + 1, state.params)
-      if run.due(step + 1, config.train.checkpoint_every, last):
+      if run.due(step + 1, config.train.checkpoint_every, step + 1 == config.train.steps):
         run.save(step + 1, state)
+      if not run.stopping:
+        trainer.evaluate_if_due(step + 1, state.params)
   trainer.conclude()
 
 
@@ -76,7 +73,7 @@ class Trainer:
   def __init__(self, config: ConfigDict, run: Run):
     self.config, self.run = config, run
     self.mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
-    self.policy = setup.policy_model(config)
+    self.policy = setup.policy_model(config, run)
     answer = setup.answer_model(config, self.policy)
     validation.validate_lengths(config, self.policy.config, answer.config)
     self.answer = setup.with_params(answer, sharding.place(answer.params, self.mesh))
@@ -125,12 +122,12 @@ class Trainer:
     measured |= _metrics(groups, valued, attributions)
     return state, {f"train/{name}": v for name, v in measured.items()} | clock.times
 
-  def evaluate(self, step: int, params) -> None:
+  def evaluate(self, params) -> list[Evaluated]:
     """Writes, asks and scores the held-out tasks."""
     config = self.config
     tasks = [task for task in self.tasks.evaluation() if task.questions]
     key = jax.random.fold_in(jax.random.key(config.seed), 2**31 - 1)
-    done = evaluate(
+    return evaluate(
       setup.writer(config, setup.with_params(self.policy, params), config.eval.temperature),
       self.reader,
       [task.window for task in tasks],
@@ -138,29 +135,34 @@ class Trainer:
       key,
       config.reward.kind,
     )
-    self.report(step, done)
 
-  def report(self, step: int, done: Sequence[Evaluated]) -> None:
-    """Writes `eval/…` metrics of what was evaluated and the answers themselves, and prints the accuracy."""
+  def evaluate_if_due(self, step: int, params) -> None:
+    """Evaluates where the recipe asks for it, and keeps metrics and answers, unless the run has done so before."""
+    every, last = self.config.train.eval_every, self.config.train.steps
+    if not (step in (0, last) or (every and step % every == 0)) or self.run.evaluated(step):
+      return
+    metrics, rows = self.report(step, self.evaluate(params))
+    self.run.evaluation(step, rows)
+    self.run.log(step, {f"eval/{name}": v for name, v in metrics.items()})
+
+  def report(self, step: int, done: Sequence[Evaluated]) -> tuple[dict[str, float], list[dict]]:
+    """(metrics of what was evaluated, one row per answer); prints the accuracy."""
     config = self.config
     sizes = {"samples": config.eval.bootstrap, "confidence": config.eval.confidence}
     metrics, rows = summarise(done, **sizes), answer_rows(done)
-    if config.eval.memory == "policy":
-      before = self.run.first_evaluation() if step else None
-      metrics |= gain(rows, before, **sizes) if before else {}
-      self.run.evaluation(step, rows)
-    self.run.metrics.write(step, {f"eval/{name}": v for name, v in metrics.items()})
+    before = self.run.first_evaluation() if step else None
+    metrics |= gain(rows, before, **sizes) if before else {}
     low, high = metrics["accuracy_low"], metrics["accuracy_high"]
     print(
       f"step {step}: held-out accuracy {metrics['accuracy']:.3f} [{low:.3f}, {high:.3f}] "
       f"on {metrics['questions']} questions, {metrics['memory_tokens']:.0f} tokens of memory each",
       flush=True,
     )
+    return metrics, rows
 
   def conclude(self) -> None:
     """Prints how accuracy and reward moved, and leaves the report."""
-    rows = [json.loads(line) for line in self.run.metrics.path.read_text().splitlines()]
-    print(terminal.summary(rows), flush=True)
+    print(terminal.summary(self.run.rows()), flush=True)
     print(f"report: {write_report(self.run.workdir)}", flush=True)
 
   def _write(self, step: int, params, tasks: Sequence[Task]) -> list[Group]:

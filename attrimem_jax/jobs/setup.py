@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 import pathlib
 from collections.abc import Callable
 
@@ -92,20 +93,25 @@ def retriever(config: ConfigDict) -> Retriever:
   return Dense(embed, top_k=chosen.top_k, instruction=chosen.instruction)
 
 
-def policy_model(config: ConfigDict) -> LanguageModel:
-  """The starting policy: `policy.model`, with the newest parameters of the run `policy.checkpoint` if that is given."""
+def policy_model(config: ConfigDict, run: Run) -> LanguageModel:
+  """The starting policy: `policy.model`, with the parameters of the run `policy.checkpoint` if that is given.
+
+  Of that run the newest step is taken when `run` begins, and the same one whenever it goes on: it is the reference of
+  the KL too.
+  """
   model = models.load(config.policy.model)
   if not config.policy.checkpoint:
     return model
-  folder = pathlib.Path(config.policy.checkpoint) / "checkpoints"
-  return with_params(model, checkpoints.read_params(folder, model.params))
+  folder = pathlib.Path(os.path.expanduser(config.policy.checkpoint)) / "checkpoints"
+  step = run.pinned("policy.checkpoint", lambda: max(checkpoints.complete_steps(folder), default=None))
+  return with_params(model, checkpoints.read_params(folder, model.params, step))
 
 
 def newest_params(run: Run, model: LanguageModel) -> Params:
   """Parameters of the run's newest checkpoint, or the model's own where the run has none."""
-  if run.resumed is None:
+  if run.newest is None:
     return model.params
-  return checkpoints.read_params(run.workdir / "checkpoints", model.params)
+  return checkpoints.read_params(run.workdir / "checkpoints", model.params, run.newest)
 
 
 def answer_model(config: ConfigDict, policy: LanguageModel) -> LanguageModel:

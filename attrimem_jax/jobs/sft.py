@@ -48,7 +48,7 @@ def run_sft(config: ConfigDict, run: Run) -> None:
   logprobs = setup.logprobs(config, model.config)
   update = sft.make_sft_update(model.config, optimizer, logprobs)
   held_out = sft.make_sft_evaluation(model.config, logprobs)
-  state = run.restore(optimizers.init_state(optimizer, model.params))
+  state = run.begin(optimizers.init_state(optimizer, model.params))
   source = Examples(config, model.tokenizer)
   validation = source.batch_of(config.eval.split, 0, min(_EVALUATION, 8 * config.sft.batch))
   start = int(state.step)
@@ -59,7 +59,7 @@ def run_sft(config: ConfigDict, run: Run) -> None:
       if last or (step + 1) % config.train.log_every == 0:
         loss, _ = held_out(state.params, validation)
         named = {f"train/{name}": float(value) for name, value in jax.device_get(metrics).items()}
-        run.metrics.write(step + 1, named | {"eval/loss": float(loss)})
+        run.log(step + 1, named | {"eval/loss": float(loss)})
         progress.show(step + 1, {"loss": named["train/loss"], "eval loss": float(loss)})
       if run.due(step + 1, config.train.checkpoint_every, last):
         run.save(step + 1, state)

@@ -50,6 +50,20 @@ class Tasks:
       self.report = report.text()
       for split in {config.data.split, config.eval.split}:
         self._finite[split] = tuple(map(self._fitted, locomo.split(episodes, split, config.data.holdout)))
+    self._require_questions()
+
+  def _require_questions(self) -> None:
+    """Looks at the first 64 conversations of each split."""
+    config = self._config
+    splits = {"eval": config.eval.split} | ({"data": config.data.split} if config.job == "train" else {})
+    for part, split in splits.items():
+      some = [self._episode(split, i) for i in range(min(64, len(self._finite.get(split, range(64)))))]
+      if not any(of_kinds(episode.questions, config.data.kinds) for episode in some):
+        kinds = f" of the kinds {', '.join(config.data.kinds)}" if config.data.kinds else ""
+        raise ValueError(
+          f"the conversations of config.{part}.split={split!r} hold no question{kinds}: change config.data.kinds, or "
+          "use other data"
+        )
 
   def training(self, step: int) -> list[Task]:
     """The `rollout.histories` tasks of one step."""

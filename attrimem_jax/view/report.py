@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from attrimem_jax.io import models
+from attrimem_jax.io.metrics import read_rows
 from attrimem_jax.text.tokenizer import Tokenizer
 from attrimem_jax.view import html
 from attrimem_jax.view.charts import Series, line_chart
@@ -27,7 +28,7 @@ def write_report(workdir: str | pathlib.Path) -> pathlib.Path:
   if not folder.is_dir():
     raise ValueError(f"no run directory at {str(folder)!r}: give the --workdir of a run")
   config = _config(folder)
-  metrics = _rows(folder / "metrics.jsonl")
+  metrics = read_rows(folder / "metrics.jsonl")
   newest = max((folder / "rollouts").glob("step_*.jsonl"), default=None)
   title = f"Run {folder.resolve().name}"
   body = [f"<h1>{html.escape(title)}</h1>", _subject(config), _headline(metrics), _curves(metrics), _times(metrics)]
@@ -43,21 +44,6 @@ def _config(folder: pathlib.Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
   except (OSError, ValueError):
     return {}
-
-
-def _rows(path: pathlib.Path) -> list[dict[str, Any]]:
-  """Rows of a JSON-lines file; lines that are none (of a run that was killed while it wrote) are left out."""
-  if not path.is_file():
-    return []
-  rows = []
-  for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-    try:
-      row = json.loads(line)
-    except ValueError:
-      continue
-    if isinstance(row, dict):
-      rows.append(row)
-  return rows
 
 
 def _tokenizer(config: Row) -> Tokenizer | None:
@@ -193,7 +179,7 @@ def _share(seconds: float, total: float, count: int) -> tuple[str, str]:
 
 def _examples(path: pathlib.Path | None, tokenizer: Tokenizer | None) -> str:
   """The best and the worst rollout of the group in which they differ most."""
-  rows = [row for row in (_rows(path) if path else []) if row.get("calls")]
+  rows = [row for row in (read_rows(path) if path else []) if row.get("calls")]
   if not rows:
     return "<h2>Rollouts</h2>" + _note("No rollouts: evaluation and warm starts write none.")
   step = int(path.stem.rpartition("_")[2]) if path else 0
