@@ -67,6 +67,7 @@ _AT_LEAST: Mapping[str, float] = {
   "rollout.records_budget": 0,
   "rollout.bucket": 1,
   "reward.questions": 0,
+  "attribution.alpha": 1e-6,  # without a penalty no source could be told from noise
   "explain.masks": 2,
   "explain.held_out": 2,
   "rl.lambda_": 0,
@@ -198,18 +199,9 @@ def _single_values(config: ConfigDict) -> Iterator[str]:
       yield _problem(config, name, f"must lie in {left}0, 1{right}", "Use a fraction such as 0.5.")
 
 
-def _alpha(config: ConfigDict) -> Iterator[str]:
-  alpha = config.attribution.alpha
-  if not (math.isfinite(alpha) and alpha > 0):
-    what = "must be a finite number above 0: without a penalty no source could be told from noise"
-    yield _problem(config, "attribution.alpha", what, "Use for example 0.01.")
-
-
 def _cross_checks(config: ConfigDict) -> Iterator[str]:
   """Checks of keys against each other, for the parts that this job uses."""
   yield from _paths(config)
-  if config.job in ("train", "attribute"):
-    yield from _alpha(config)
   if config.job == "attribute":
     yield from _explained(config)
   elif config.job != "export":

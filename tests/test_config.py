@@ -135,12 +135,42 @@ def test_types_are_kept(config):
     config.train.steps = 4.0
 
 
+@pytest.mark.parametrize(("name", "most"), list(validation._AT_MOST.items()))
+def test_a_number_above_its_most_is_named(config, name, most):
+  _set(config, name, most + 1)
+  assert any(f"config.{name}: must be at most {most:,} (got {most + 1})" in line for line in _problems(config))
+
+
+@pytest.mark.parametrize(
+  ("folders", "given", "message"),
+  [
+    ((), "none", "there is no such run directory"),
+    (("run",), "run", "holds no folder checkpoints"),
+    (("run/checkpoints",), "run/checkpoints", "Give {}/run."),
+    (("run/checkpoints",), "run", None),
+    ((), "~no-such-user/run", "there is no such run directory"),
+  ],
+)
+def test_a_checkpoint_is_a_run_directory(config, tmp_path, folders, given, message):
+  for folder in folders:
+    (tmp_path / folder).mkdir(parents=True)
+  config.policy.checkpoint = given if given.startswith("~") else str(tmp_path / given)
+  problems = _problems(config)
+  assert [message.format(tmp_path) in problem for problem in problems] == [True] if message else problems == []
+
+
 @pytest.mark.parametrize(
   ("file", "text", "message"),
   [
     ("missing.py", None, "No recipe at"),
     ("notes.txt", "hello", "is not a Python file"),
     ("empty.py", "x = 1", "has no get_config"),
+    ("plain.py", "get_config = 3", "has no get_config"),
+    ("cut.py", "def get_config(", "cannot be run as a recipe: '\\(' was never closed"),
+    ("undefined.py", "x = nothing", "cannot be run as a recipe: name 'nothing' is not defined"),
+    ("none.py", "def get_config(preset): pass", "get_config of .* returns a NoneType: start from"),
+    ("narrow.py", "def get_config(): pass", r"get_config\(''\) of .* fails: TypeError: get_config\(\) takes 0"),
+    ("typo.py", "def get_config(preset): return nothing", "fails: NameError: name 'nothing' is not defined"),
   ],
 )
 def test_what_is_no_recipe_is_refused(tmp_path, file, text, message):
@@ -152,7 +182,7 @@ def test_what_is_no_recipe_is_refused(tmp_path, file, text, message):
 
 def test_every_checked_name_is_a_key_and_every_number_is_checked():
   keys = set(_keys(schema.default()))
-  checked = [validation.CHOICES, validation._AT_LEAST, validation._UNIT_INTERVAL]
+  checked = [validation.CHOICES, validation._AT_LEAST, validation._AT_MOST, validation._UNIT_INTERVAL]
   for table in checked:
     assert set(table) <= keys
   numbers = {key for key in keys if type(validation.get(schema.default(), key)) in (int, float)}

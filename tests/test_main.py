@@ -20,6 +20,10 @@ RECIPE = "configs/grpo_token.py"
       "config.kl: there is no such key; did you mean rl.kl?",
     ),
     ([f"--config={RECIPE}", "--config.kl=3", "--config.masks=2"], "did you mean attribution.masks, explain.masks?"),
+    (
+      [f"--config={RECIPE}", "--config.attribution.masks[0]=5"],
+      "config.attribution.masks[0]: a part of a value cannot be set; give the whole of config.attribution.masks",
+    ),
     (["--config", RECIPE, "--config.rl.zzz"], "config.rl.zzz: there is no such key"),
   ],
 )

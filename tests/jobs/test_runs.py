@@ -108,6 +108,33 @@ def test_the_export_of_a_run_holds_its_newest_weights(whole, command, tiny, tmp_
 
 
 @pytest.mark.slow
+def test_an_evaluation_keeps_its_answers_and_leaves_the_run_alone(whole, command):
+  workdir = whole[0]
+  before = {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
+  for number, overrides in enumerate((["--config.eval.memory=policy"], ["--config.eval.memory=empty"])):
+    process = command(workdir, "--config.job=evaluate", *overrides)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    found = json.loads((workdir / "evaluate" / f"{number:03d}.json").read_text())
+    assert found["subject"] == (f"step 4 of {workdir}", "empty memory")[number]
+    scores = [row["score"] for row in found["answers"]]
+    assert found["metrics"]["accuracy"] == pytest.approx(np.mean(scores))
+    if number == 0:  # the same as the run's own last evaluation
+      last = [row for row in _metrics(workdir) if "eval/accuracy" in row][-1]
+      assert {f"eval/{name}": value for name, value in found["metrics"].items()}.items() <= last.items()
+  assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.slow
+def test_nothing_is_exported_of_a_directory_without_a_checkpoint(command, tmp_path):
+  process = command(tmp_path / "mistyped", "--config.job=export")
+  output, _ = process.communicate(timeout=300)
+  assert process.returncode != 0
+  assert "holds no checkpoint to export" in output
+  assert not (tmp_path / "mistyped").exists()
+
+
+@pytest.mark.slow
 def test_another_configuration_is_refused_in_the_same_directory(whole, command):
   process = command(whole[0], "--config.rl.lambda_=0.7")
   output, _ = process.communicate(timeout=300)

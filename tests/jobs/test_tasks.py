@@ -176,6 +176,16 @@ def test_a_session_that_is_split_keeps_questions_and_notes_at_their_place(conver
   assert {q.id for q in askable(fitted, Window(fitted.history, 0, 0, 5))} == {f"{name}-{i}" for i in (0, 1, 2)}
 
 
+@pytest.mark.parametrize(("kinds", "part"), [(("temporal",), "eval"), (("single",), None)])
+def test_data_with_nothing_to_ask_are_refused(conversations, kinds, part):
+  changes = {"data.name": "locomo", "data.path": "x", "eval.split": "test", "data.kinds": kinds}
+  if part is None:
+    tasks(**changes)
+    return
+  with pytest.raises(ValueError, match=rf"config.{part}.split='test' hold no question of the kinds temporal"):
+    tasks(**changes)
+
+
 def test_questions_whose_evidence_was_cut_are_never_asked(conversations):
   """Prompts that hold one turn cut the first of each session, on which all questions with evidence are but "both"."""
   run = tasks(**{"data.name": "locomo", "policy.overlong": "cut", "policy.max_prompt": 2 * _room(conversations[0])})
