@@ -14,11 +14,16 @@ import functools
 import itertools
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
+from attrimem_jax import checks
 from attrimem_jax.attribution.attribute import Attribution, Problem, fit, measure
+from attrimem_jax.attribution.lasso import Penalty
+from attrimem_jax.attribution.scoring import Scorer
+from attrimem_jax.data import dates
 from attrimem_jax.io import models
 from attrimem_jax.io.models import LanguageModel
 from attrimem_jax.memory.bank import Bank
@@ -50,6 +55,7 @@ class _Limits:
   session: int
 
 
+DTYPES = ("float32", "bfloat16")
 _STEP = 128  # lengths are padded to multiples of it: one question after another should not compile one program each
 _COMPACT_LIMITS = _Limits(written=64, answered=32, core=128, records=512, context=1024, session=512)
 _FULL_LIMITS = _Limits(written=512, answered=64, core=512, records=1024, context=4096, session=4096)
@@ -75,8 +81,13 @@ def load(
     dtype: of the computation.
 
   Raises:
-    ValueError: a model cannot be found or read, or the two have different tokenizers.
+    ValueError: a model cannot be found or read, the two have different tokenizers, or an argument is out of range.
   """
+  for name, given in (("policy", policy), ("answer", answer)):
+    check_model(name, given)
+  check_prompts(prompts)
+  checks.whole("top_k of load", top_k, 1)
+  checks.choice("dtype of load", dtype, DTYPES)
   writing = _model(policy)
   answering = writing if answer is policy or answer == policy else _model(answer)
   if writing.tokenizer.fingerprint != answering.tokenizer.fingerprint:
@@ -101,6 +112,34 @@ def load(
   context = min(limits.context, answering.config.max_positions // 2)
   reader = Reader(answering, prompts, Bm25(top_k), context, limits.answered, dtype, step=_STEP)
   return Agent(writer, reader, min(limits.session, writing.config.max_positions // 2))
+
+
+def check_model(name: str, spec: object) -> None:
+  """Raises ValueError where an argument is neither a model nor what may name one."""
+  if not isinstance(spec, str | pathlib.Path | LanguageModel):
+    raise ValueError(
+      f"{name} is {checks.shown(spec)}: give a name, a path or a loaded model, such as 'embedded:answer'"
+    )
+
+
+def check_prompts(prompts: object) -> None:
+  """Raises ValueError where an argument is neither `Prompts` nor None."""
+  if prompts is not None and not isinstance(prompts, Prompts):
+    raise ValueError(
+      f"prompts is {checks.shown(prompts)}: give memory.prompts.COMPACT or FULL, Prompts of yours, or None"
+    )
+
+
+def check_attribution(
+  where: str, *, masks: int, keep: float, scorer: str, penalty: str, alpha: float, seed: int
+) -> None:
+  """Raises ValueError where an argument of an attribution is out of range."""
+  checks.whole(f"masks of {where}", masks, 2)
+  checks.real(f"keep of {where}", keep, 0, 1)
+  checks.choice(f"scorer of {where}", scorer, Scorer)
+  checks.choice(f"penalty of {where}", penalty, Penalty)
+  checks.real(f"alpha of {where}", alpha, 0)
+  checks.whole(f"seed of {where}", seed, 0, checks.SEEDS)
 
 
 def _model(spec: str | pathlib.Path | LanguageModel) -> LanguageModel:
@@ -137,13 +176,13 @@ class Agent:
     Args:
       history: a `History`, a list of `Session`, or plain (date, [(speaker, text), …]) pairs in time order.
       temperature: 0 writes what is likeliest; 1 is how the policy was trained.
-      seed: of the draws.
+      seed: of the draws, 0 to 2³² - 1.
 
     Raises:
-      ValueError: `history` is none of these, or its dates are malformed or not in order.
+      ValueError: `history` is none of these, or its dates are malformed or not in order; or a number is out of range.
     """
-    if temperature < 0:
-      raise ValueError(f"temperature is {temperature} in Agent.write: give 0 or more")
+    checks.real("temperature of Agent.write", temperature, 0, closed=True)
+    checks.whole("seed of Agent.write", seed, 0, checks.SEEDS)
     chat = self._chat()
     read, _ = fit_history(chat, self.writer.prompts, as_history(history), self.session_tokens, Overflow.SPLIT)
     sampling = dataclasses.replace(self.writer.sampling, temperature=temperature)
@@ -189,15 +228,20 @@ class Memory:
 
     Args:
       question: a text, or a `Question` of a data set.
-      date: the day of asking, which "how long ago" counts from; a `Question` brings its own.
+      date: the day of asking, which "how long ago" counts from, as 2024-03-04 or 2024-03-04T18:30; a `Question` brings
+        its own.
 
     Raises:
-      ValueError: the question is empty, or too long for the answer model.
+      ValueError: the question is no text, empty, or too long for the answer model, or a date is not ISO 8601.
     """
+    date = dates.iso("Memory.ask", date)
     if isinstance(question, str):
       question = Question("asked", question.strip(), (), "", date=date)
-    if not question.text:
+    if not isinstance(question, Question):
+      raise ValueError(f"the question given to Memory.ask is {checks.shown(question)}: give a text or a Question")
+    if not checks.text("the question given to Memory.ask", question.text).strip():
       raise ValueError("the question given to Memory.ask is empty: ask something")
+    question = dataclasses.replace(question, date=dates.iso("the question given to Memory.ask", question.date))
     history = self.rollout.window.history.id
     ((answer,),) = ask(self.agent.reader, [(self.bank, [question], (history, self.rollout.index))], self.agent._chat())
     return Reply(self, answer)
@@ -249,13 +293,12 @@ class Reply:
       scorer: "exact" removes tokens from the text, "masked" hides them, "cached" hides them in one reading of the text.
       penalty: how `alpha` is meant: "raw", "context_cite", "relative" or "held_out" (see `attribution.lasso.Penalty`).
       alpha: of the LASSO, > 0; larger values leave fewer tokens with a weight.
-      seed: of the masks.
+      seed: of the masks, 0 to 2³² - 1.
 
     Raises:
       ValueError: the context holds no token of the policy, or an argument is out of range.
     """
-    if masks < 2 or not 0 < keep < 1:
-      raise ValueError(f"got masks={masks} and keep={keep} in Reply.attribute: use 2 masks or more, 0 < keep < 1")
+    check_attribution("Reply.attribute", masks=masks, keep=keep, scorer=scorer, penalty=penalty, alpha=alpha, seed=seed)
     answer, reader = self.answer, self.memory.agent.reader
     if not answer.context.sources:
       raise ValueError(
@@ -305,6 +348,7 @@ class Explanation:
 
     Tokens that make up one character are one piece, with the sum of their weights.
     """
+    checks.whole("count of top", count, 0)
     found = []
     for record in self.reply.records:
       weights = self.of(record)
@@ -335,62 +379,49 @@ class Explanation:
 
 
 def as_history(sessions: History | Sequence[Session] | Sessions, name: str = "conversation") -> History:
-  """A `History` of what a caller has at hand.
+  """A `History` of what a caller has at hand, with every date as `data.dates.iso` writes it.
 
   Raises:
-    ValueError: there is no session, one is malformed or empty, a date is not ISO 8601, or they are not in time order.
+    ValueError: there is no session, one is malformed or empty, a text is no Unicode, a date is not ISO 8601, or they
+      are not in time order.
   """
-  if isinstance(sessions, History):
-    return sessions
-  if isinstance(sessions, str | bytes) or not isinstance(sessions, Sequence):
-    raise ValueError(f"a history is a {type(sessions).__name__}: give a list of (date, [(speaker, text), …]) pairs")
-  built = tuple(s if isinstance(s, Session) else _session(i, s) for i, s in enumerate(sessions))
-  if not built:
+  given = sessions.sessions if isinstance(sessions, History) else sessions
+  if isinstance(given, str | bytes) or not isinstance(given, Sequence):
+    raise ValueError(f"a history is a {type(given).__name__}: give a list of (date, [(speaker, text), …]) pairs")
+  if not given:
     raise ValueError("the history has no session: give at least one (date, [(speaker, text), …]) pair")
+  built = tuple(_session(f"session {i + 1} of the history", i, session) for i, session in enumerate(given))
   dated = [session for session in built if session.date]
-  for one, other in itertools.pairwise(dated):
-    if other.date < one.date:
+  timed = [session for session in dated if "T" in session.date]
+  for one, other in (*itertools.pairwise(dated), *itertools.pairwise(timed)):
+    shared = min(len(one.date), len(other.date))  # a day without a time may stand before or after any time of that day
+    if other.date[:shared] < one.date[:shared]:
       raise ValueError(f"session {other.id} of {other.date} comes after one of {one.date}: sort the history by date")
-  return History(name, built)
+  return History(checks.text("the id of the history", sessions.id if isinstance(sessions, History) else name), built)
 
 
-def _session(index: int, given: object) -> Session:
-  try:
-    date: object
-    lines: Sequence[tuple[object, object]]
-    date, lines = given  # type: ignore[misc]
-    turns = tuple(Turn(_text(speaker), _text(text), f"S{index + 1}:{t + 1}") for t, (speaker, text) in enumerate(lines))
-  except (TypeError, ValueError) as error:
-    shown = repr(given)
-    raise ValueError(
-      f"session {index + 1} of the history is {shown[:80]}: give (date, [(speaker, text), …]), all of them strings"
-    ) from error
-  if not turns:
-    raise ValueError(f"session {index + 1} of the history has no lines: leave it out")
-  return Session(f"S{index + 1}", _date(index, date), turns)
+def _session(where: str, index: int, given: object) -> Session:
+  if not isinstance(given, Session):
+    given = _read_session(where, index, given)
+  checks.text(f"the id of {where}", given.id)
+  if not isinstance(given.turns, Sequence) or not all(isinstance(turn, Turn) for turn in given.turns):
+    raise ValueError(f"the turns of {where} are {checks.shown(given.turns)}: give a tuple of Turn")
+  if not given.turns:
+    raise ValueError(f"{where} has no lines: leave it out")
+  for number, turn in enumerate(given.turns, 1):
+    for field in ("speaker", "text", "id"):
+      checks.text(f"the {field} of line {number} in {where}", getattr(turn, field))
+  return Session(given.id, dates.iso(where, given.date), tuple(given.turns))
 
 
-def _text(value: object) -> str:
-  if not isinstance(value, str):
-    raise TypeError(f"{value!r} is not a string")
-  return value
-
-
-def _date(index: int, date: object) -> str:
-  """ISO 8601 as `Session` holds it: a day, or a day with a local time to the minute."""
-  if isinstance(date, datetime.datetime):
-    return date.replace(tzinfo=None).isoformat(timespec="minutes")
-  if isinstance(date, datetime.date):
-    return date.isoformat()
-  if date == "":
-    return ""
-  try:
-    parsed = datetime.datetime.fromisoformat(_text(date))
-  except (TypeError, ValueError) as error:
-    raise ValueError(
-      f"session {index + 1} of the history has the date {date!r}: write 2024-03-04 or 2024-03-04T18:30, or give ''"
-    ) from error
-  return _date(index, parsed if ":" in _text(date) else parsed.date())
+def _read_session(where: str, index: int, given: Any) -> Session:
+  """A session of a plain (date, [(speaker, text), …]) pair, of which only the shape is checked."""
+  match given:
+    case [date, [*lines]] if all(isinstance(line, tuple | list) and len(line) == 2 for line in lines):
+      if all(isinstance(part, str) for line in lines for part in line):
+        turns = tuple(Turn(speaker, text, f"S{index + 1}:{t + 1}") for t, (speaker, text) in enumerate(lines))
+        return Session(f"S{index + 1}", date, turns)
+  raise ValueError(f"{where} is {checks.shown(given)}: give (date, [(speaker, text), …]), all of them strings")
 
 
 def _record_cells(record: Record, text: str) -> tuple[str, str, str, str]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import math
 import pathlib
 import subprocess
 import sys
@@ -19,9 +20,10 @@ from attrimem_jax.memory.prompts import COMPACT
 from attrimem_jax.nn import decoder
 from attrimem_jax.nn.config import DecoderConfig
 from attrimem_jax.text.tokenizer import Tokenizer
-from attrimem_jax.types import CallKey, Finish, Module, Question
+from attrimem_jax.types import CallKey, Finish, History, Module, Question, Session, Turn
 
 TOKENIZER = pathlib.Path(attrimem_jax.__file__).parent / "assets" / "tokenizer"
+HI = [("Ann", "Hi")]
 TALK = [("2024-03-04", [("Ann", "I moved to <Lisbon>."), ("Bot", "Nice!")]), ("2024-03-09", [("Ann", "I love tea.")])]
 
 
@@ -49,6 +51,11 @@ def memory(agent):
   actions = parse(tokenizer.encode(lines), tokenizer, Module.SEMANTIC, Finish.STOP)
   bank, _ = banks.apply_all(banks.Bank.empty(), actions, module=Module.SEMANTIC, date="2024-03-04", owner=owner)
   return dataclasses.replace(written, rollout=dataclasses.replace(written.rollout, bank=bank))
+
+
+@pytest.fixture(scope="module")
+def reply(memory):
+  return memory.ask("Where does Ann live?")
 
 
 def test_importing_the_package_loads_no_jax():
@@ -91,9 +98,35 @@ def test_writing_calls_every_module_once_a_session(agent):
   assert repr(written).startswith("Memory of 2 sessions: ")
 
 
-def test_a_negative_temperature(agent):
-  with pytest.raises(ValueError, match="temperature is -1"):
-    agent.write(TALK, temperature=-1)
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    ({"top_k": 0}, "top_k of load is 0: use a whole number, 1 or more"),
+    ({"top_k": 2.5}, "top_k of load is 2.5"),
+    ({"top_k": True}, "top_k of load is True"),
+    ({"policy": None}, "policy is None: give a name"),
+    ({"answer": 3}, "answer is 3: give a name"),
+    ({"policy": ""}, "neither an existing folder"),
+    ({"policy": "~nouser/x"}, "neither an existing folder"),
+    ({"prompts": "compact"}, "prompts is 'compact': give memory.prompts.COMPACT"),
+    ({"dtype": "int8"}, "dtype of load is 'int8': use one of float32, bfloat16"),
+  ],
+)
+def test_bad_arguments_of_load(model, arguments, message):
+  with pytest.raises(ValueError, match=message):
+    attrimem_jax.load(**({"policy": model, "answer": model} | arguments))
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    *(({"temperature": value}, "0 <= temperature") for value in (-1, math.nan, math.inf, 1e-50, "1", None, True)),
+    *(({"seed": value}, "seed of Agent.write is") for value in (-1, 2**32, 10**5000, 1.5, "1", None)),
+  ],
+)
+def test_bad_arguments_of_write(agent, arguments, message):
+  with pytest.raises(ValueError, match=message):
+    agent.write(TALK, **arguments)
 
 
 def test_a_memory_shows_its_records_escaped(memory):
@@ -165,17 +198,43 @@ def test_a_given_record_is_shown_without_weights(memory):
 
 
 @pytest.mark.parametrize(
-  "arguments", [{"masks": 1}, {"keep": 0.0}, {"keep": 1.0}, {"alpha": 0.0}, {"penalty": "l2"}, {"scorer": "x"}]
+  ("arguments", "message"),
+  [
+    *(({"masks": value}, "masks of Reply.attribute is .* 2 or more") for value in (1, 2.5, "x", None)),
+    *(({"keep": value}, "0 < keep < 1") for value in (0.0, 1.0, math.nan, "x")),
+    *(({"alpha": value}, "0 < alpha") for value in (0.0, -1, math.nan, math.inf, 1e-50, "x")),
+    *(({"seed": value}, "0 to 4294967295") for value in (-1, 2**32, 0.5)),
+    *(({"penalty": value}, "one of raw, context_cite, relative, held_out") for value in ("l2", None)),
+    *(({"scorer": value}, "one of exact, masked, cached") for value in ("x", 3)),
+  ],
 )
-def test_bad_arguments_of_attribute(memory, arguments):
-  with pytest.raises(ValueError):
-    memory.ask("Where does Ann live?").attribute(**arguments)
+def test_bad_arguments_of_attribute(reply, arguments, message):
+  with pytest.raises(ValueError, match=message):
+    reply.attribute(**arguments)
 
 
-@pytest.mark.parametrize("question", ["", "  "])
-def test_an_empty_question(memory, question):
-  with pytest.raises(ValueError, match="is empty"):
-    memory.ask(question)
+@pytest.mark.parametrize(
+  ("question", "date", "message"),
+  [
+    ("", "", "is empty"),
+    ("  ", "", "is empty"),
+    (None, "", "is None: give a text or a Question"),
+    (3, "", "is 3: give a text or a Question"),
+    ("Where \ud800?", "", "no Unicode character"),
+    ("Where?", "yesterday", "Memory.ask has the date 'yesterday': write 2024-03-04 or"),
+    ("Where?", None, "Memory.ask has the date None"),
+    (Question("q", "Where?", (), "", date="May"), "", "the question given to Memory.ask has the date 'May'"),
+    (Question("q", 3, (), ""), "", "is 3: give a text"),
+  ],
+)
+def test_bad_questions(memory, question, date, message):
+  with pytest.raises(ValueError, match=message):
+    memory.ask(question, date)
+
+
+@pytest.mark.parametrize("date", ["2024-03-04", "2024-03-04T18:30", datetime.date(2024, 3, 4)])
+def test_a_question_has_a_date(memory, date):
+  assert memory.ask("Where?", date).answer.question.date[:10] == "2024-03-04"
 
 
 def test_plain_data_becomes_a_history():
@@ -184,7 +243,7 @@ def test_plain_data_becomes_a_history():
   )
   assert [s.date for s in history.sessions] == ["2024-03-04", "2024-03-04T18:30", ""]
   assert [t.id for s in history.sessions for t in s.turns] == ["S1:1", "S2:1", "S3:1"]
-  assert agents.as_history(history) is history
+  assert agents.as_history(history) == history
   assert agents.as_history(history.sessions).sessions == history.sessions
 
 
@@ -198,6 +257,19 @@ def test_plain_data_becomes_a_history():
     ([("2024-03-04", [])], "has no lines"),
     ([("4 March", [("Ann", "Hi")])], "the date '4 March': write 2024"),
     ([("2024-03-04", [("Ann", "Hi")]), ("2024-03-01", [("Ann", "Hi")])], "session S2 of 2024-03-01 comes after"),
+    ([("2024-03-04", ["ab", "cd"])], "all of them strings"),
+    ([("2024-03-04", [("Ann", "\ud800")])], "the text of line 1 in session 1 of the history holds"),
+    ([("2024-03-04T18:00", HI), ("2024-03-04", HI), ("2024-03-04T09:00", HI)], "session S3 of .* comes after"),
+    (None, "a history is a NoneType: give a list of"),
+    ([Session("a", "4 March", (Turn("Ann", "Hi"),))], "session 1 of the history has the date '4 March': write 2024"),
+    ([Session("a", "", ())], "has no lines"),
+    ([Session("a", "", "hi")], "the turns of session 1 of the history are 'hi': give a tuple of Turn"),
+    ([Session("a", "", (Turn("Ann", "\ud800"),))], "the text of line 1 in session 1 of the history holds"),
+    ([Session("a", "", (Turn(3, "Hi"),))], "the speaker of line 1 in session 1 of the history is 3: give a text"),
+    (History("h", ()), "has no session"),
+    (History("h", (Session("a", "May", (Turn("Ann", "Hi"),)),)), "has the date 'May'"),
+    (History("h", tuple(Session(d, d, (Turn("A", "B"),)) for d in ("2024-03-02", "2024-03-01"))), "sort the history"),
+    (History(3, (Session("a", "", (Turn("Ann", "Hi"),)),)), "the id of the history is 3"),
   ],
 )
 def test_malformed_histories(sessions, message):

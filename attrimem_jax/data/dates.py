@@ -2,6 +2,9 @@
 
 import datetime
 import re
+from typing import Any
+
+from attrimem_jax import checks
 
 _NAMES = "jan feb mar apr may jun jul aug sep oct nov dec"
 _MONTHS = {name: number for number, name in enumerate(_NAMES.split(), 1)}
@@ -27,3 +30,27 @@ def parse(text: str) -> str:
   except ValueError as error:
     raise ValueError(f"{text!r} is not a date: {error}") from error
   return date.isoformat(timespec="minutes")
+
+
+def iso(owner: str, value: Any) -> str:
+  """A date as `Session` and `Question` hold it: "2024-03-04", or with a local time "2024-03-04T18:30"; "" is unknown.
+
+  Args:
+    owner: of the date, for messages.
+    value: ISO-8601 text, or a `datetime.date` or `datetime.datetime`; seconds and a time zone are left out.
+
+  Raises:
+    ValueError: it is none of these, or there is no such day or time.
+  """
+  if isinstance(value, datetime.datetime):
+    return value.replace(tzinfo=None).isoformat(timespec="minutes")
+  if isinstance(value, datetime.date):
+    return value.isoformat()
+  if isinstance(value, str) and not value:
+    return ""
+  for kind in (datetime.date, datetime.datetime):
+    try:
+      return iso(owner, kind.fromisoformat(value))
+    except (TypeError, ValueError):
+      pass
+  raise ValueError(f"{owner} has the date {checks.shown(value)}: write 2024-03-04 or 2024-03-04T18:30, or give ''")
