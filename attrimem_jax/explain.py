@@ -10,6 +10,7 @@ The text is ablated in `sources`: its tokens, words, sentences, records (lines),
 import dataclasses
 import itertools
 import json
+import os
 import pathlib
 import re
 from collections.abc import Sequence
@@ -17,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from attrimem_jax.agent import own_prompts
+from attrimem_jax import checks
+from attrimem_jax.agent import DTYPES, check_attribution, check_model, check_prompts, own_prompts
 from attrimem_jax.attribution import attribute as attributions
 from attrimem_jax.attribution.attribute import Attribution, Problem
 from attrimem_jax.attribution.faithfulness import Faithfulness
@@ -74,6 +76,7 @@ class Explained:
 
   def top(self, count: int = 5) -> list[tuple[str, float]]:
     """The parts of largest magnitude with their weights; zeros are left out."""
+    checks.whole("count of top", count, 0)
     order = np.argsort(-np.abs(self.weights), kind="stable")[:count]
     return [(self.parts[i], float(self.weights[i])) for i in order if self.weights[i]]
 
@@ -101,12 +104,23 @@ class Explained:
     }
 
   def save(self, folder: str | pathlib.Path) -> pathlib.Path:
-    """Writes attribution.json and attribution.html, one page that needs no other file; returns the page's path."""
-    folder = pathlib.Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "attribution.json").write_text(json.dumps(self.to_dict(), ensure_ascii=False, indent=1) + "\n")
+    """Writes attribution.json and attribution.html, one page that needs no other file; returns the page's path.
+
+    Raises:
+      ValueError: there is no such folder and none can be made.
+    """
+    if not isinstance(folder, str | pathlib.Path):
+      raise ValueError(f"folder of save is {checks.shown(folder)}: give a path")
+    folder = pathlib.Path(os.path.expanduser(folder))
+    try:
+      folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+      raise ValueError(f"cannot save to {str(folder)!r} ({error.strerror}): give another folder") from None
+    found = json.dumps(self.to_dict(), ensure_ascii=False, indent=1) + "\n"
+    (folder / "attribution.json").write_text(found, encoding="utf-8")
     page = folder / "attribution.html"
-    page.write_text(html.document(self.question, f"<h1>{html.escape(self.question)}</h1>{self._body()}"))
+    text = html.document(self.question, f"<h1>{html.escape(self.question)}</h1>{self._body()}")
+    page.write_text(text, encoding="utf-8")
     return page
 
   def _repr_html_(self) -> str:
@@ -174,26 +188,33 @@ def attribute(
     keep: probability that a part stays.
     held_out: masks that only judge the result; they are scored exactly whatever the scorer.
     max_new_tokens: of an answer that the model gives.
-    seed: of the masks.
+    seed: of the masks, 0 to 2³² - 1.
     dtype: of the computation.
 
   Raises:
     ValueError: an empty text, question or answer; parts that do not join to the text; text that is no Unicode; more
-      tokens than the model reads.
+      tokens than the model reads; an argument that is out of range.
   """
-  loaded = model if isinstance(model, LanguageModel) else models.load(model)
+  text = _context(context)
+  asked = Question("asked", checks.text("the question", question, empty=False), (), "")
+  if answer is not None:
+    checks.text("the answer", answer, empty=False)
+  check_model("model of attribute", model)
+  check_prompts(prompts)
+  _check_sources(sources)
+  check_attribution("attribute", masks=masks, keep=keep, scorer=scorer, penalty=penalty, alpha=alpha, seed=seed)
+  checks.whole("held_out of attribute", held_out, 2)
+  checks.whole("max_new_tokens of attribute", max_new_tokens, 1)
+  checks.choice("dtype of attribute", dtype, DTYPES)
+  loaded = model if isinstance(model, LanguageModel) else models.load(str(model))
   chat = Chat(loaded.tokenizer)
   prompts = prompts or own_prompts(loaded)
-  if masks < 2 or held_out < 2 or not 0 < keep < 1:
-    raise ValueError(f"got masks={masks}, held_out={held_out}, keep={keep}: use 2 masks or more, and 0 < keep < 1")
-  text = _text("context", context if isinstance(context, str) else "\n".join(context))
   ids = np.array(chat.tokenizer.encode(text), np.int32)
   tokens = chat.tokenizer.pieces(ids)
   source, parts = _sources(tokens, sources)
   owner = CallKey("text", 0, 0, Module.SEMANTIC)
   owned = tuple(Source(owner, i) for i in range(len(parts)))
   record = Record(1, Module.SEMANTIC, text, tuple(ids.tolist()))
-  asked = Question("asked", _text("question", question), (), "")
   prompt, places = answer_suffix(chat, prompts, Context(ids, source, owned, (record,)), asked)
   header = answer_prefix(chat, prompts)
   if answer is None:
@@ -202,7 +223,7 @@ def attribute(
     if not len(said):
       raise ValueError("the model gave an empty answer: pass the answer that is to be explained")
   else:
-    said = np.array(chat.completion(_text("answer", answer)), np.int32)
+    said = np.array(chat.completion(answer), np.int32)
   problem = Problem(prompt, places, owned, said, (seed,))
   drawn, scores = attributions.measure(
     loaded, header, [problem], masks, keep=keep, scorer=scorer, dtype=dtype, step=_STEP
@@ -214,16 +235,20 @@ def attribute(
   return Explained(question, chat.said(said), ids, source, parts, found, judged, scorer, read, tuple(tokens))
 
 
-def _text(name: str, value: str) -> str:
-  if not isinstance(value, str) or not value.strip():
-    raise ValueError(f"the {name} is {value!r}: give some text")
-  try:
-    value.encode()
-  except UnicodeEncodeError as error:
-    raise ValueError(
-      f"the {name} holds {value[error.start]!r} at {error.start}, which is no Unicode character"
-    ) from None
-  return value
+def _context(context: object) -> str:
+  if isinstance(context, Sequence) and not isinstance(context, str | bytes):
+    context = "\n".join(checks.text(f"record {i} of the context", record) for i, record in enumerate(context))
+  return checks.text("the context", context, empty=False)
+
+
+def _check_sources(sources: object) -> None:
+  if isinstance(sources, str):
+    checks.choice("sources", sources, UNITS)
+  elif isinstance(sources, Sequence) and not isinstance(sources, bytes):
+    for i, part in enumerate(sources):
+      checks.text(f"part {i} of sources", part)
+  else:
+    raise ValueError(f"sources is {checks.shown(sources)}: use one of {', '.join(UNITS)}, or a list of parts")
 
 
 def _sources(tokens: Sequence[bytes], sources: str | Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -233,8 +258,6 @@ def _sources(tokens: Sequence[bytes], sources: str | Sequence[str]) -> tuple[np.
     return _numbered([i if token.strip(b"\n\r") else -1 for i, token in enumerate(tokens)], shown)
   text = b"".join(tokens).decode(errors="replace")
   if isinstance(sources, str):
-    if sources not in UNITS:
-      raise ValueError(f"sources is {sources!r}: use one of {', '.join(UNITS)}, or a list of parts")
     parts = _PATTERNS[sources].findall(text)
   else:
     parts = list(sources)

@@ -71,7 +71,7 @@ def test_the_record_that_holds_the_answer_has_the_largest_weight(explained):
 
 def test_what_is_saved_says_everything_and_is_escaped(explained, tmp_path):
   page = explained.save(tmp_path / "a" / "b")
-  saved = json.loads((page.parent / "attribution.json").read_text())
+  saved = json.loads((page.parent / "attribution.json").read_text(encoding="utf-8"))
   assert [part["text"] for part in saved["parts"]] == list(explained.parts)
   assert [part["weight"] for part in saved["parts"]] == pytest.approx(explained.weights.tolist())
   assert TOKENIZER.decode(saved["ids"]) == TEXT
@@ -98,8 +98,24 @@ def test_what_is_saved_says_everything_and_is_escaped(explained, tmp_path):
     ),
     ({"sources": ["Ben", " lives in Lisbon"]}, "they hold 'Ben lives in Lisbon' at character 0"),
     ({"sources": "line"}, "use one of token, word, sentence, record"),
-    ({"masks": 1}, "use 2 masks or more"),
-    ({"keep": 1.0}, "0 < keep < 1"),
+    *(({"context": value}, "the context is") for value in (None, 3, b"Ann", {"Ann": 1})),
+    ({"context": [1, 2]}, "record 0 of the context is 1: give a text"),
+    *(({"question": value}, "the question is") for value in (None, 3)),
+    *(({"answer": value}, "the answer is") for value in (3, "", ["Ann"])),
+    ({"answer": None, "context": "Ann lives in Lisbon " * 4000}, "shorten"),
+    *(({"sources": value}, "use one of token, word, sentence, record") for value in (5, None, b"Ann")),
+    ({"sources": ["Ann", 3]}, "part 1 of sources is 3: give a text"),
+    ({"model": None}, "model of attribute is None: give a name"),
+    ({"prompts": "full"}, "prompts is 'full'"),
+    *(({"masks": value}, "masks of attribute is") for value in (1, 2.5, "8")),
+    *(({"held_out": value}, "held_out of attribute is") for value in (1, None)),
+    *(({"max_new_tokens": value}, "max_new_tokens of attribute is") for value in (0, 1.5)),
+    *(({"keep": value}, "0 < keep < 1") for value in (1.0, float("nan"), "x")),
+    *(({"alpha": value}, "0 < alpha") for value in (0, float("inf"))),
+    *(({"seed": value}, "0 to 4294967295") for value in (-1, 2**64, 10**5000, "1")),
+    ({"scorer": "x"}, "use one of exact, masked, cached"),
+    ({"penalty": "x"}, "use one of raw, context_cite, relative, held_out"),
+    ({"dtype": "float8"}, "use one of float32, bfloat16"),
   ],
 )
 def test_bad_input(changes, message):
@@ -107,6 +123,17 @@ def test_bad_input(changes, message):
   with pytest.raises(ValueError) as error:
     attrimem_jax.attribute(**given)
   assert message in str(error.value)
+
+
+def test_a_bad_place_to_save(explained, tmp_path):
+  (tmp_path / "file").write_text("")
+  for folder in (None, 3):
+    with pytest.raises(ValueError, match="folder of save is"):
+      explained.save(folder)
+  with pytest.raises(ValueError, match="cannot save to "):
+    explained.save(tmp_path / "file")
+  with pytest.raises(ValueError, match="count of top is -1"):
+    explained.top(-1)
 
 
 def _config(**explain):

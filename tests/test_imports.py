@@ -13,6 +13,7 @@ PACKAGE = pathlib.Path(attrimem_jax.__file__).parent
 # A part may import parts of its own rank or below; the parts of one rank may not import each other in a circle.
 RANKS = {
   "types": 0,
+  "checks": 0,
   "nn": 1,
   "text": 1,
   "memory": 1,
@@ -48,7 +49,7 @@ def _part(path):
 
 def _imported(path):
   """Parts of attrimem_jax that a file imports at run time; `if TYPE_CHECKING:` is for the type checker alone."""
-  tree = ast.parse(path.read_text())
+  tree = ast.parse(path.read_text(encoding="utf-8"))
   typing_only = {
     id(node)
     for block in ast.walk(tree)
@@ -106,7 +107,7 @@ def _called(tree):
 @pytest.mark.parametrize("file", _files(), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_no_wall_clock_and_no_global_random_numbers(file):
   """Dates come from the data, and every draw from a key folded from the seed: else no run could be repeated."""
-  tree = ast.parse(file.read_text())
+  tree = ast.parse(file.read_text(encoding="utf-8"))
   for owner, name, line in _called(tree):
     where = f"{file.relative_to(PACKAGE)}:{line}: {owner}.{name}"
     reads_clock = name in CLOCKS and owner.split(".")[-1] in ("time", "datetime", "date")
@@ -115,6 +116,17 @@ def test_no_wall_clock_and_no_global_random_numbers(file):
     assert owner != "random", f"{where} is a global generator"
   for node in ast.walk(tree):
     assert not (isinstance(node, ast.ImportFrom) and node.module in ("time", "random")), f"{file}: import the module"
+
+
+@pytest.mark.parametrize("file", _files(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_text_files_name_their_encoding(file):
+  """Without it, Python takes that of the machine: under LC_ALL=C nothing but ASCII could be written."""
+  for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    if isinstance(node, ast.Call):
+      name = ast.unparse(node.func)
+      named = any(keyword.arg == "encoding" for keyword in node.keywords)
+      missing = name.endswith((".read_text", ".write_text")) and not named
+      assert not missing, f"{file.relative_to(PACKAGE)}:{node.lineno}: {name} names no encoding"
 
 
 def test_every_module_imports():
