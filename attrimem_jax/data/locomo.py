@@ -15,6 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from attrimem_jax import checks
 from attrimem_jax.data import dates
 from attrimem_jax.types import Episode, History, Module, Note, Question, Session, Turn
 
@@ -75,7 +76,7 @@ class Report:
 Log = dict[Change, list[str]]
 
 
-def read(path: str | os.PathLike[str] = "") -> tuple[tuple[Episode, ...], Report]:
+def read(path: str | pathlib.Path = "") -> tuple[tuple[Episode, ...], Report]:
   """Reads a LoCoMo file: one episode per conversation, in the order of the file.
 
   Args:
@@ -88,14 +89,16 @@ def read(path: str | os.PathLike[str] = "") -> tuple[tuple[Episode, ...], Report
   return parse(_load(file), str(file))
 
 
-def resolve(path: str | os.PathLike[str] = "") -> pathlib.Path:
+def resolve(path: str | pathlib.Path = "") -> pathlib.Path:
   """The file meant by `path`, or by ATTRIMEM_DATA where `path` is empty; ValueError where there is none."""
+  if not isinstance(path, str | pathlib.Path):
+    raise ValueError(f"The LoCoMo file is {checks.shown(path)}: give a path.")
   chosen = os.fspath(path) or os.environ.get(ENVIRONMENT, "")
   if not chosen:
     raise ValueError(
       f"LoCoMo needs a file: set config.data.path or {ENVIRONMENT} (third_party/datasets.toml says whence)."
     )
-  file = pathlib.Path(chosen).expanduser()
+  file = pathlib.Path(os.path.expanduser(chosen))
   if not file.is_file():
     raise ValueError(f"There is no file at {chosen!r}: correct config.data.path or {ENVIRONMENT}.")
   return file
@@ -130,18 +133,36 @@ def parse(data: Any, file: str) -> tuple[tuple[Episode, ...], Report]:
 _SESSION = re.compile(r"session_(\d+)")
 _SESSION_DATE = re.compile(r"session_(\d+)_date_time")
 _OBSERVATION = re.compile(r"session_(\d+)_observation")
-_EVIDENCE = re.compile(r"D:?(\d+):(\d+)")
+_NUMBER = re.compile(r"[0-9]{1,9}")
+_EVIDENCE = re.compile(r"D:?([0-9]{1,9}):([0-9]{1,9})")
 _ZERO_WIDTH = re.compile("[\u200b\u2060\ufeff]")  # not the joiner U+200D, which holds emoji together
 
 
 def _load(file: pathlib.Path) -> Any:
   try:
-    return json.loads(file.read_bytes())
+    return json.loads(file.read_bytes(), object_pairs_hook=_object)
+  except OSError as error:
+    raise ValueError(
+      f"{file} cannot be read ({error.strerror}): correct config.data.path or the file's rights."
+    ) from None
   except UnicodeDecodeError as error:
     raise _not_locomo(str(file), f"not a text file ({error.reason} at byte {error.start}); unpack it first") from error
   except json.JSONDecodeError as error:
     what = f"broken or cut JSON at line {error.lineno}, column {error.colno} ({error.msg})"
     raise _not_locomo(str(file), what) from error
+  except RecursionError:
+    raise _not_locomo(str(file), "lists or objects nested too deeply") from None
+  except ValueError as error:  # a key that stands twice, a number of thousands of digits
+    raise _not_locomo(str(file), str(error)) from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+  """A JSON object; of two equal keys json would keep the later one without a word."""
+  item = dict(pairs)
+  if len(item) < len(pairs):
+    key, _ = collections.Counter(key for key, _ in pairs).most_common(1)[0]
+    raise ValueError(f"key {key!r} stands twice in one object")
+  return item
 
 
 def _not_locomo(where: str, what: str) -> ValueError:
@@ -154,6 +175,11 @@ _WORDS = {list: "a list", dict: "an object", str: "text", int: "a whole number"}
 def _typed(value: Any, kind: type, where: str) -> Any:
   if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
     raise _not_locomo(where, f"expected {_WORDS[kind]}, got {type(value).__name__}")
+  if kind is str:
+    try:
+      checks.text("the text", value)
+    except ValueError as error:
+      raise _not_locomo(where, str(error)) from None
   return value
 
 
@@ -203,19 +229,28 @@ def _episode(item: Mapping[str, Any], where: str, log: Log) -> Episode:
   return Episode(history, questions, _notes(observation, positions, name, f"{where}.observation", log))
 
 
-def _numbered(conversation: Mapping[str, Any], pattern: re.Pattern[str]) -> dict[int, str]:
+def _numbered(conversation: Mapping[str, Any], pattern: re.Pattern[str], where: str) -> dict[int, str]:
   """Keys that match `pattern` by the number in them, rising: as text, session_10 would stand before session_2."""
-  found = {int(match[1]): key for key in conversation if (match := pattern.fullmatch(key))}
+  found: dict[int, str] = {}
+  for key in conversation:
+    match = pattern.fullmatch(key)
+    if match is None:
+      continue
+    if not _NUMBER.fullmatch(match[1]):
+      raise _not_locomo(where, f"key {checks.shown(key)} has no number of up to nine digits 0 to 9")
+    other = found.setdefault(int(match[1]), key)
+    if other is not key:
+      raise _not_locomo(where, f"keys {other!r} and {key!r} have the same number")
   return dict(sorted(found.items()))
 
 
 def _raw_turns(conversation: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-  return [turn for key in _numbered(conversation, _SESSION).values() for turn in conversation[key]]
+  return [turn for key in conversation if _SESSION.fullmatch(key) for turn in conversation[key]]
 
 
 def _sessions(conversation: Mapping[str, Any], name: str, where: str, log: Log) -> list[tuple[int, Session]]:
   """The sessions that have turns, with their numbers, in the order of the numbers."""
-  date_keys, keys = _numbered(conversation, _SESSION_DATE), _numbered(conversation, _SESSION)
+  date_keys, keys = _numbered(conversation, _SESSION_DATE, where), _numbered(conversation, _SESSION, where)
   for number in sorted(date_keys.keys() - keys.keys()):
     _note(log, Change.DATE_WITHOUT_SESSION, f"{name}:session_{number}")
   speakers = {_field(conversation, key, str, where) for key in ("speaker_a", "speaker_b")}
@@ -270,6 +305,7 @@ def _turns(items: list[Any], speakers: set[str], name: str, where: str, log: Log
 def _said(turn: Mapping[str, Any], name: str, where: str, log: Log) -> str:
   """The words of a turn, and what its image shows, since some answers stand only there."""
   text = _trim(_field(turn, "text", str, where), f"{name}:{turn.get('dia_id')}", log)
+  _typed(turn.get("blip_caption") or "", str, f"{where}.blip_caption")
   caption = _caption(turn)
   return text if caption is None else f"{text} [shares an image: {caption}]".lstrip()
 
@@ -284,11 +320,12 @@ def _notes(
 ) -> tuple[Note, ...]:
   """What the annotators observed of each session: {session: {speaker: [[text, turn ids], ...]}}."""
   notes = []
-  for number, key in _numbered(observation, _OBSERVATION).items():
+  for number, key in _numbered(observation, _OBSERVATION, where).items():
     if number not in positions:
       _note(log, Change.NOTE_WITHOUT_SESSION, f"{name}:{key}")
       continue
     for speaker, items in _typed(observation[key], dict, f"{where}.{key}").items():
+      _typed(speaker, str, f"{where}.{key}")
       for index, item in enumerate(_typed(items, list, f"{where}.{key}.{speaker}")):
         text = _observed(item, f"{where}.{key}.{speaker}[{index}]")
         notes.append(Note(positions[number], Module.SEMANTIC, text))
@@ -310,6 +347,8 @@ def _questions(items: list[Any], history: History, where: str, log: Log) -> tupl
     place = f"{where}[{index}]"
     raw, name = _typed(item, dict, place), f"{history.id}:q{index}"
     text = _clean(_field(raw, "question", str, place), name, log)
+    if not text:
+      raise _not_locomo(f"{place}.question", "a question without text")
     kind = _kind(raw, place)
     evidence = _evidence(_field(raw, "evidence", list, place), turns, name, place, log)
     questions.append(Question(name, text, _answers(raw, kind, name, place, log), kind, evidence, date))
@@ -338,6 +377,8 @@ def _answers(item: Mapping[str, Any], kind: str, name: str, where: str, log: Log
     _note(log, Change.ADVERSARIAL_WITH_ANSWER, name)
   answer = item.get("answer")
   if isinstance(answer, (int, float)) and not isinstance(answer, bool):
+    if not abs(answer) < 1e300:  # json reads NaN, Infinity and 1e999
+      raise _not_locomo(f"{where}.answer", f"the number {checks.shown(answer)} is no answer")
     _note(log, Change.NUMBER, name)
     return (str(answer),)
   text = _clean(_field(item, "answer", str, where), name, log)

@@ -1,6 +1,7 @@
 """The reader on a small file made by hand with every fault of the real one, on broken files, and on real samples."""
 
 import json
+import math
 
 import pytest
 
@@ -228,6 +229,43 @@ def _without_sessions(item):
     (lambda c: c["qa"][0].update(answer=" "), r"qa\[0\].answer: .*an answer without text"),
     (lambda c: c["qa"][0].update(evidence=[3]), r"qa\[0\].evidence\[0\]: .*expected text, got int"),
     (lambda c: c["observation"]["session_2_observation"].update(Ada=[[]]), r"Ada\[0\]: .*observation without text"),
+    *(
+      (lambda c, key=key, other=other: c["conversation"].update({key: c["conversation"][other]}), message)
+      for key, other, message in (
+        ("session_02", "session_2", "conversation: .*keys 'session_2' and 'session_02' have the same number"),
+        ("session_02_date_time", "session_2_date_time", "'session_2_date_time' and 'session_02_date_time'"),
+        ("session_\u0662", "session_2", "key 'session_\u0662' has no number"),
+        ("session_" + "9" * 5000, "session_2", "has no number of up to nine digits"),
+      )
+    ),
+    (
+      lambda c: c["observation"].update(session_02_observation={}),
+      "'session_2_observation' and 'session_02_observation'",
+    ),
+    *(
+      (lambda c, value=value: c["qa"][0].update(answer=value), r"qa\[0\].answer: .*is no answer")
+      for value in (math.nan, math.inf, -math.inf, 10**5000)
+    ),
+    *(
+      (lambda c, value=value: c["qa"][0].update(question=value), r"qa\[0\].question: .*question without text")
+      for value in ("", " ", "\u200b")
+    ),
+    (lambda c: c.update(sample_id="\ud800"), r"made.json\[0\].sample_id: .*no Unicode"),
+    (
+      lambda c: c["qa"][0].update(question="W\ud800"),
+      r"qa\[0\].question: .*'\\ud800' at character 1, which is no Unicode",
+    ),
+    (lambda c: c["qa"][0].update(answer="\ud800"), r"qa\[0\].answer: .*no Unicode"),
+    (lambda c: c["qa"][0].update(evidence=["\ud800"]), r"qa\[0\].evidence\[0\]: .*no Unicode"),
+    (lambda c: c["conversation"].update(speaker_a="\ud800"), r"speaker_a: .*no Unicode"),
+    (lambda c: c["conversation"]["session_2"][0].update(text="\ud800"), r"session_2\[0\].text: .*no Unicode"),
+    (lambda c: c["conversation"]["session_10"][0].update(blip_caption="\ud800"), r"\[0\].blip_caption: .*no Unicode"),
+    (
+      lambda c: c["conversation"]["session_10"][0].update(blip_caption=["x"]),
+      r"blip_caption: .*expected text, got list",
+    ),
+    (lambda c: c["observation"]["session_2_observation"].update(Ada=[["\ud800"]]), r"Ada\[0\]\[0\]: .*no Unicode"),
+    (lambda c: c["observation"].update(session_2_observation={"\ud800": []}), r"session_2_observation: .*no Unicode"),
   ],
 )
 def test_what_is_not_locomo_is_refused_with_its_place(conversation, spoil, message):
@@ -252,6 +290,32 @@ def test_a_cut_file_says_where_it_breaks(conversation, tmp_path):
   file.write_text(json.dumps([conversation])[:-40])
   with pytest.raises(ValueError, match=r"cut\.json: not a LoCoMo file: broken or cut JSON at line 1, column \d+"):
     locomo.read(file)
+
+
+@pytest.mark.parametrize(
+  ("text", "message"),
+  [
+    ("[" * 100_000, "nested too deeply"),
+    ('[{"sample_id": ' + "9" * 5000 + "}]", "made.json: not a LoCoMo file: Exceeds the limit"),
+    ('[{"qa": [], "qa": []}]', "key 'qa' stands twice in one object"),
+  ],
+)
+def test_json_that_python_would_not_read_or_would_read_in_part(text, message, tmp_path):
+  (tmp_path / "made.json").write_text(text)
+  with pytest.raises(ValueError, match=message):
+    locomo.read(tmp_path / "made.json")
+
+
+@pytest.mark.parametrize("path", ["~nouser/x", "\0", "/"])
+def test_paths_without_a_file(path):
+  with pytest.raises(ValueError, match="There is no file at"):
+    locomo.read(path)
+
+
+@pytest.mark.parametrize("path", [None, 3, b"made.json"])
+def test_what_is_no_path(path):
+  with pytest.raises(ValueError, match="give a path"):
+    locomo.read(path)
 
 
 def test_a_packed_file_is_refused(tmp_path):
