@@ -29,6 +29,7 @@ import huggingface_hub
 import jax
 from absl import logging
 
+from attrimem_jax import checks
 from attrimem_jax.io import gguf, huggingface
 from attrimem_jax.nn.config import DecoderConfig
 from attrimem_jax.nn.decoder import Params
@@ -117,6 +118,8 @@ def locate(spec: str) -> pathlib.Path | None:
   Raises:
     ValueError: the spec names nothing that this project could read.
   """
+  if not isinstance(spec, str):
+    raise ValueError(f"model {checks.shown(spec)} is no text: name one, such as 'embedded:answer', or give a path")
   if spec.startswith("embedded:"):
     return _embedded(spec)
   entry = manifest().get(spec)
@@ -124,7 +127,7 @@ def locate(spec: str) -> pathlib.Path | None:
     if entry["architecture"] == "bert":
       raise ValueError(f"model {spec!r} is an encoder ({entry['holds']}); name a decoder, such as 'embedded:answer'")
     return _cached(spec) if entry["kind"] == "wheel" else _hub_folder(entry["repository"], entry["revision"])
-  path = pathlib.Path(spec).expanduser()
+  path = pathlib.Path(os.path.expanduser(spec))  # unlike pathlib's, it leaves the home of an unknown user as it is
   if spec and path.exists():
     return path
   if spec.startswith(("/", ".", "~")) or spec.endswith(".gguf") or not _HUB_ID.fullmatch(spec):
@@ -153,7 +156,7 @@ def manifest() -> dict[str, dict[str, Any]]:
 
 def cache() -> pathlib.Path:
   """The folder for converted models: $ATTRIMEM_CACHE or ~/.cache/attrimem_jax."""
-  return pathlib.Path(os.environ.get("ATTRIMEM_CACHE") or "~/.cache/attrimem_jax").expanduser()
+  return pathlib.Path(os.path.expanduser(os.environ.get("ATTRIMEM_CACHE") or "~/.cache/attrimem_jax"))
 
 
 def _embedded(spec: str) -> pathlib.Path:
@@ -171,7 +174,7 @@ def _models_folder() -> pathlib.Path | None:
   value = os.environ.get("ATTRIMEM_MODELS")
   if not value:
     return None
-  folder = pathlib.Path(value).expanduser()
+  folder = pathlib.Path(os.path.expanduser(value))
   if not folder.is_dir():
     raise ValueError(f"$ATTRIMEM_MODELS is {value!r}, which is no folder; correct or unset it")
   return folder

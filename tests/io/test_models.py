@@ -82,10 +82,19 @@ def test_a_tokenizer_that_neighbours_share(folder: pathlib.Path, tokenizer: Toke
 
 
 @pytest.mark.usefixtures("places")
-@pytest.mark.parametrize("spec", ["nosuchmodel", "./missing/folder", "/missing", "missing/model.gguf", "a/b/c", ""])
+@pytest.mark.parametrize(
+  "spec", ["nosuchmodel", "./missing/folder", "/missing", "missing/model.gguf", "~nouser/x", "a/b/c", ""]
+)
 def test_unknown_names_list_the_known(spec: str):
   for function in (models.check, models.resolve, models.is_local):
     with pytest.raises(ValueError, match=r"embedded:policy, embedded:answer, bertish, toy"):
+      function(spec)
+
+
+@pytest.mark.parametrize("spec", [None, 3, b"embedded:answer"])
+def test_specs_that_are_no_text(spec):
+  for function in (models.load, models.check):
+    with pytest.raises(ValueError, match="is no text: name one"):
       function(spec)
 
 
