@@ -22,6 +22,7 @@ import numpy as np
 from attrimem_jax.nn import decoder
 from attrimem_jax.nn.batching import Ids, batch_size, batches, bucket, pack
 
+_LARGE = 20_000_000  # parameters
 _LEAST = -1e-6  # log-probabilities are capped here: the logit of probability 1 is infinite
 
 
@@ -68,7 +69,7 @@ def answer_logprobs(
   widths = [
     (bucket(len(answer), 8), bucket(len(prompt), step)) for prompt, answer in zip(prompts, answers, strict=True)
   ]
-  for (answer_width, prompt_width), rows, part in batches(widths, token_budget):
+  for (answer_width, prompt_width), rows, part in batches(widths, token_budget, few=_few(model)):
     shared = pack(
       [prefix],
       [[(prompts[i], answers[i]) for i in part]],
@@ -110,7 +111,8 @@ def cached_logprobs(
   for prefix, suffix in zip(prefixes, suffixes, strict=True):
     _check(model, prefix, [suffix[0]], [suffix[1]])
   scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(prefixes)
-  widths = [(bucket(len(x), step), bucket(len(p)), bucket(len(a)))
+  # Every mask repeats the suffix, so its padding counts; the prefix is read once.
+  widths = [(bucket(len(x), step), bucket(len(p), 8), bucket(len(a), 8))
             for x, (p, a) in zip(prefixes, suffixes, strict=True)]  # fmt: skip
   for shape in sorted(set(widths)):
     members = [i for i, width in enumerate(widths) if width == shape]
@@ -134,6 +136,11 @@ def cached_logprobs(
       for row, i in enumerate(part):
         scores[i] = scored[row]
   return scores
+
+
+def _few(model) -> int:
+  """Rows that get a batch of their own width: few of a model whose products outweigh compiling one more program."""
+  return 8 if sum(leaf.size for leaf in jax.tree.leaves(model.params)) > _LARGE else 32
 
 
 def _kept(shape: tuple[int, ...], prompt_width: int, hidden: Sequence[np.ndarray]) -> np.ndarray:

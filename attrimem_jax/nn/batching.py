@@ -7,7 +7,6 @@ import numpy as np
 from attrimem_jax.nn.decoder import Shared
 
 Ids = Sequence[int] | np.ndarray
-_FEW = 32  # rows that are not worth a batch of their own
 
 
 def bucket(length: int, step: int = 16) -> int:
@@ -64,13 +63,15 @@ def pack(
   return Shared(prefix, prefix_mask, suffix, suffix_mask)
 
 
-def batches(widths: Sequence[tuple[int, int]], token_budget: int) -> Iterator[tuple[tuple[int, int], int, list[int]]]:
+def batches(
+  widths: Sequence[tuple[int, int]], token_budget: int, few: int = 32
+) -> Iterator[tuple[tuple[int, int], int, list[int]]]:
   """Cuts rows of (completion width, prompt width) into batches of few shapes.
 
   Yields ((completion width, prompt width), rows of the batch, indices of the rows that fill it).
 
-  A batch has 8, 32, 128, ... rows. What is too few for a full batch of 32 moves up to the next width, where padding it
-  costs less than a program of its own; only the widest batch has empty rows.
+  A batch has 8, 32, 128, ... rows. Fewer than `few` rows move up to the next width: for a small model padding them costs
+  less than a program of their own. Only the widest batch has empty rows.
   """
   completion_widths = sorted({completion_width for completion_width, _ in widths})
   waiting: list[int] = []
@@ -82,7 +83,7 @@ def batches(widths: Sequence[tuple[int, int]], token_budget: int) -> Iterator[tu
     for prompt_width in prompt_widths:
       waiting += [i for i in queue if widths[i][1] == prompt_width]
       last = (completion_width, prompt_width) == (completion_widths[-1], prompt_widths[-1])
-      while waiting and (last or len(waiting) >= _FEW):
+      while waiting and (last or len(waiting) >= few):
         rows = batch_size(len(waiting), token_budget // (completion_width + prompt_width))
         yield (completion_width, prompt_width), rows, waiting[:rows]
         waiting = waiting[rows:]
