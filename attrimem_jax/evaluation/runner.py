@@ -1,7 +1,7 @@
 """Evaluation: write each history once, ask all its questions, score every one of them."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -34,6 +34,7 @@ def evaluate(
   kind: str,
   *,
   batch: int = 16,
+  show: Callable[[int], None] | None = None,
 ) -> list[Evaluated]:
   """Writes, asks and scores, `batch` windows at a time.
 
@@ -45,11 +46,14 @@ def evaluate(
     key: of the writer's draws; unused at temperature 0.
     kind: how an answer is scored (`reward.outcome`).
     batch: windows written together.
+    show: called with the number of windows done, after each batch.
   """
-  done = []
+  done: list[Evaluated] = []
   for at in range(0, len(windows), batch):
     rollouts = [rows[0] for rows in write(writer, windows[at : at + batch], 1, key)]
     done += judge(reader, rollouts, questions[at : at + batch], kind, writer.chat)
+    if show is not None:
+      show(len(done))
   return done
 
 

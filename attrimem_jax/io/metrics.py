@@ -181,13 +181,14 @@ class Progress:
   Args:
     start: the step that this process begins at; what an earlier one did is not part of the rate.
     total: the step at which the run ends.
+    unit: what is counted, in the singular.
     stream: where to write; standard error by default.
   """
 
   _WINDOW = 20  # calls over which the rate is taken, so that the first step's compilation is soon forgotten
 
-  def __init__(self, start: int, total: int, stream: TextIO | None = None):
-    self.total = total
+  def __init__(self, start: int, total: int, unit: str = "step", stream: TextIO | None = None):
+    self.total, self._unit = total, unit
     self._stream = stream or sys.stderr
     self._seen: collections.deque[tuple[int, float]] = collections.deque([(start, time.monotonic())], self._WINDOW)
     self._width = 0
@@ -223,7 +224,7 @@ class Progress:
     if last <= first or now <= began:
       return ""
     rate = (last - first) / (now - began)
-    pace = f"{rate:.1f} steps/s" if rate >= 1 else f"{1 / rate:.1f} s/step"
+    pace = f"{rate:.1f} {self._unit}s/s" if rate >= 1 else f"{1 / rate:.1f} s/{self._unit}"
     return f"{pace}  {_clock(max(self.total - step, 0) / rate)} left"
 
 

@@ -127,14 +127,16 @@ class Trainer:
     config = self.config
     tasks = [task for task in self.tasks.evaluation() if task.questions]
     key = jax.random.fold_in(jax.random.key(config.seed), 2**31 - 1)
-    return evaluate(
-      setup.writer(config, setup.with_params(self.policy, params), config.eval.temperature),
-      self.reader,
-      [task.window for task in tasks],
-      [task.questions for task in tasks],
-      key,
-      config.reward.kind,
-    )
+    with self.run.progress(0, len(tasks), "window") as progress:
+      return evaluate(
+        setup.writer(config, setup.with_params(self.policy, params), config.eval.temperature),
+        self.reader,
+        [task.window for task in tasks],
+        [task.questions for task in tasks],
+        key,
+        config.reward.kind,
+        show=lambda done: progress.show(done, {}),
+      )
 
   def evaluate_if_due(self, step: int, params) -> None:
     """Evaluates where the recipe asks for it, and keeps metrics and answers, unless the run has done so before."""

@@ -162,8 +162,8 @@ class Run:
     """The metrics so far."""
     return read_rows(self.workdir / "metrics.jsonl")
 
-  def progress(self, start: int, total: int) -> Progress:
-    return Progress(start, total)
+  def progress(self, start: int, total: int, unit: str = "step") -> Progress:
+    return Progress(start, total, unit)
 
 
 _VITAL = ("train/loss", "train/grad_norm")

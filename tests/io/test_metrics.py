@@ -96,16 +96,19 @@ def clock(monkeypatch):
 
 def test_progress_gives_plain_lines_to_a_file(clock):
   stream = io.StringIO()
-  with metrics.Progress(10, 200, stream) as progress:
+  with metrics.Progress(10, 200, unit="window", stream=stream) as progress:
     progress.show(10, {})
     clock[0] += 20
     progress.show(20, {"loss": 0.123456})
-  assert stream.getvalue() == "10/200\n20/200  loss 0.1235  2.0 s/step  6:00 left\n"
+    clock[0] += 1
+    progress.show(120, {})
+  lines = ["10/200", "20/200  loss 0.1235  2.0 s/window  6:00 left", "120/200  5.2 windows/s  0:15 left", ""]
+  assert stream.getvalue().split("\n") == lines
 
 
 def test_progress_forgets_slow_first_steps(clock):
   stream = io.StringIO()
-  progress = metrics.Progress(0, 10_000, stream)
+  progress = metrics.Progress(0, 10_000, stream=stream)
   clock[0] += 1000
   for step in range(1, 31):
     progress.show(step, {})
@@ -115,7 +118,7 @@ def test_progress_forgets_slow_first_steps(clock):
 
 def test_progress_overwrites_its_line_on_a_terminal(clock):
   stream = Terminal()
-  with metrics.Progress(0, 5, stream) as progress:
+  with metrics.Progress(0, 5, unit="window", stream=stream) as progress:
     progress.show(1, {"loss": 1.25})
     progress.show(2, {})
   assert stream.getvalue() == "\r1/5  loss 1.25\r" + "2/5".ljust(14) + "\n"
