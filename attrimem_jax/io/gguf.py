@@ -14,7 +14,7 @@ import numpy as np
 from attrimem_jax.io import huggingface
 from attrimem_jax.nn import decoder
 from attrimem_jax.nn.config import DecoderConfig
-from attrimem_jax.text.tokenizer import Tokenizer
+from attrimem_jax.text.tokenizer import Tokenizer, readable
 
 TOP_NAMES = {
   "token_embd.weight": "model.embed_tokens.weight",
@@ -82,25 +82,30 @@ def config_of(fields: Mapping[str, Any], tensors: Mapping[str, Any], source: str
   def get(key: str, default: Any = None) -> Any:
     return fields.get(f"{family}.{key}", default)
 
+  def need(key: str) -> Any:
+    return fields[f"{family}.{key}"]
+
   try:
-    heads, width = get("attention.head_count"), get("embedding_length")
+    heads, width = need("attention.head_count"), need("embedding_length")
     hf = {
       "model_type": family,
       "vocab_size": int(tensors["token_embd.weight"].shape[1]),
       "hidden_size": width,
-      "num_hidden_layers": get("block_count"),
+      "num_hidden_layers": need("block_count"),
       "num_attention_heads": heads,
       "num_key_value_heads": get("attention.head_count_kv", heads),
       "head_dim": get("attention.key_length") or width // heads,
-      "intermediate_size": get("feed_forward_length"),
-      "rms_norm_eps": _short(fields[f"{family}.attention.layer_norm_rms_epsilon"]),
+      "intermediate_size": need("feed_forward_length"),
+      "rms_norm_eps": _short(need("attention.layer_norm_rms_epsilon")),
       "rope_theta": _short(get("rope.freq_base", 1e4)),
       "tie_word_embeddings": "output.weight" not in tensors,
-      "max_position_embeddings": get("context_length"),
+      "max_position_embeddings": need("context_length"),
       "use_sliding_window": bool(get("attention.sliding_window")),
     }
-  except (KeyError, TypeError) as error:
-    raise ValueError(f"{source} lacks metadata of a decoder ({error}); its architecture is {family!r}") from None
+  except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    raise ValueError(
+      f"{source} lacks metadata of a decoder, or they are damaged ({error}); its architecture is {family!r}"
+    ) from None
   if (scaling := get("rope.scaling.type", "none")) != "none":
     hf["rope_parameters"] = {"rope_type": scaling, "rope_theta": hf["rope_theta"]}
   try:
@@ -111,8 +116,13 @@ def config_of(fields: Mapping[str, Any], tensors: Mapping[str, Any], source: str
 
 def tokenizer_of(fields: Mapping[str, Any], source: str) -> Tokenizer:
   """A byte-level BPE tokenizer from the file's metadata. Raises ValueError for any other kind."""
+  with readable(source):
+    return _tokenizer_of(fields, source)
+
+
+def _tokenizer_of(fields: Mapping[str, Any], source: str) -> Tokenizer:
   kind, words = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre")
-  if kind != "gpt2" or words not in PRE_TOKENIZERS:
+  if kind != "gpt2" or not isinstance(words, str) or words not in PRE_TOKENIZERS:
     raise ValueError(
       f"the tokenizer of {source} is {kind!r} with pre-tokenizer {words!r}; supported are 'gpt2' with "
       f"{', '.join(map(repr, PRE_TOKENIZERS))}: use the Hugging Face folder of the model instead"
@@ -176,9 +186,9 @@ def _open(file: str | pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
     raise ValueError(f"no GGUF file at {file}; check the path")
   try:
     reader = gguf.GGUFReader(file)
-  except (ValueError, IndexError, KeyError) as error:
-    raise ValueError(f"{file} is not a whole GGUF file ({error}); download it again") from None
-  fields = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
+    fields = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
+  except Exception as error:  # the reader trusts every length that it reads, and fails on a wrong one in any way
+    raise ValueError(f"{file} is not a whole GGUF file ({str(error)[:200]}); download it again") from error
   return fields, {tensor.name: tensor for tensor in reader.tensors}
 
 
@@ -203,9 +213,12 @@ def _thunk(tensor: Any, config: DecoderConfig, source: str) -> Callable[[], np.n
         f"tensor {tensor.name} of {source} is quantised as {tensor.tensor_type.name}, which cannot be read; "
         "use a file of another quantisation, such as Q8_0, or the Hugging Face folder"
       ) from None
-    array = array.astype(np.float32, copy=False).reshape(tensor.shape[::-1])
     heads = {"attn_q": config.heads, "attn_k": config.kv_heads}.get(tensor.name.split(".")[-2])
-    return unpair(array, heads) if heads and config.family == "llama" else array
+    try:
+      array = array.astype(np.float32, copy=False).reshape(tensor.shape[::-1])
+      return unpair(array, heads) if heads and config.family == "llama" else array
+    except ValueError as error:
+      raise ValueError(f"tensor {tensor.name} of {source} does not fit its metadata ({error})") from None
 
   return load
 

@@ -24,7 +24,7 @@ import safetensors.numpy
 from attrimem_jax.nn import decoder
 from attrimem_jax.nn.batching import pack
 from attrimem_jax.nn.config import DecoderConfig
-from attrimem_jax.text.tokenizer import Tokenizer
+from attrimem_jax.text.tokenizer import Tokenizer, read_json
 
 # Our name → (the file's name, number of input axes of ours). A file keeps a matrix as [outputs, inputs] with the head
 # axes merged; 0 marks vectors, and the embedding, which a lookup reads as it is.
@@ -99,9 +99,14 @@ def assemble(config: DecoderConfig, tensors: Mapping[str, Callable[[], np.ndarra
   Raises:
     ValueError: names the tensors that are missing, unknown or of another shape.
   """
+  if config.layers > len(tensors):  # before a tree of that many layers is built
+    raise ValueError(f"{source} holds {len(tensors)} tensors, but its config.json asks for {config.layers} layers")
   wanted = {slot.name: slot for slot in slots(config)}
   _require_names(wanted.keys(), tensors.keys(), config, source)
-  params = jax.tree.map(lambda leaf: np.empty(leaf.shape, np.float32), _shapes(config))
+  try:
+    params = jax.tree.map(lambda leaf: np.empty(leaf.shape, np.float32), _shapes(config))
+  except (MemoryError, ValueError):
+    raise ValueError(f"no memory holds a model of the sizes in config.json of {source}; correct them") from None
   for slot in wanted.values():
     array = np.asarray(tensors[slot.name]())
     if array.shape != slot.file_shape:
@@ -119,12 +124,11 @@ def assemble(config: DecoderConfig, tensors: Mapping[str, Callable[[], np.ndarra
 def read_config(folder: str | pathlib.Path) -> DecoderConfig:
   """Reads and checks `config.json` alone. Raises ValueError naming the key that this decoder does not compute."""
   path = pathlib.Path(folder) / "config.json"
+  if not path.is_file():
+    raise ValueError(f"no config.json in {folder}; give a folder that transformers' save_pretrained wrote")
+  content = read_json(path)
   try:
-    return DecoderConfig.from_hf(json.loads(path.read_text(encoding="utf-8")))
-  except FileNotFoundError:
-    raise ValueError(f"no config.json in {folder}; give a folder that transformers' save_pretrained wrote") from None
-  except KeyError as error:
-    raise ValueError(f"{path} lacks the key {error.args[0]!r}; is it the configuration of a language model?") from None
+    return DecoderConfig.from_hf(content)
   except ValueError as error:
     raise ValueError(f"{path}: {error}") from None
 
@@ -137,10 +141,15 @@ def read(folder: str | pathlib.Path) -> tuple[DecoderConfig, decoder.Params]:
   """
   folder = pathlib.Path(folder)
   config = read_config(folder)
-  files = {path: safetensors.safe_open(path, "numpy") for path in weight_files(folder)}
-  tensors = {}
-  for path, file in files.items():
+  tensors: dict[str, Callable[[], np.ndarray]] = {}
+  for path in weight_files(folder):
+    try:
+      file = safetensors.safe_open(path, "numpy")
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+      raise ValueError(f"{path} is not a whole safetensors file ({error}); download it again") from None
     for name in file.keys():  # noqa: SIM118 (the handle is no mapping)
+      if _full_name(name) in tensors:
+        raise ValueError(f"tensor {name} of {path} stands twice in {folder}; remove the weights of the other model")
       tensors[_full_name(name)] = _thunk(file, name, path)
   return config, assemble(config, tensors, str(folder))
 
@@ -151,7 +160,10 @@ def weight_files(folder: str | pathlib.Path) -> list[pathlib.Path]:
   index = folder / "model.safetensors.index.json"
   names = {"model.safetensors"}
   if index.is_file():
-    names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    shards = read_json(index).get("weight_map")
+    if not isinstance(shards, dict) or not shards or not all(isinstance(name, str) for name in shards.values()):
+      raise ValueError(f"{index} has no weight_map from tensors to files; download it again")
+    names = set(shards.values())
   missing = sorted(name for name in names if not (folder / name).is_file())
   if missing:
     raise ValueError(
@@ -231,7 +243,9 @@ def verify(folder: str | pathlib.Path, params: decoder.Params, *, tolerance: flo
     ValueError: a weight is not what it should be, or a logit differs by more than `tolerance`.
   """
   config, again = read(folder)
-  stored = json.loads((pathlib.Path(folder) / "config.json").read_text(encoding="utf-8"))["torch_dtype"]
+  stored = read_json(pathlib.Path(folder) / "config.json").get("torch_dtype")
+  if stored not in DTYPES:
+    raise ValueError(f"torch_dtype in config.json of {folder} is {stored!r}; use one of {', '.join(DTYPES)}")
   _, expected = cut_vocabulary(config, params, config.vocab_size)
   expected = jax.tree.map(lambda a: np.asarray(a, jnp.dtype(stored)).astype(np.float32), expected)
   gap = float(np.max(jax.tree.leaves(jax.tree.map(lambda a, b: np.max(np.abs(a - b)), expected, again))))

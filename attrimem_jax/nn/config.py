@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from attrimem_jax import checks
+
 ARCHITECTURES = {
   "qwen3": "Qwen3ForCausalLM",
   "qwen2": "Qwen2ForCausalLM",
@@ -35,6 +37,10 @@ class DecoderConfig:
   family: str = "qwen3"
 
   def __post_init__(self):
+    for name in ("vocab_size", "width", "layers", "heads", "kv_heads", "head_size", "hidden", "max_positions"):
+      checks.whole(f"{name} in DecoderConfig", getattr(self, name), 1)
+    checks.real("rope_theta in DecoderConfig", self.rope_theta, 0)
+    checks.real("norm_eps in DecoderConfig", self.norm_eps, 0, closed=True)
     if self.heads % self.kv_heads:
       raise ValueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads}) in DecoderConfig")
     if self.head_size % 2:
@@ -48,26 +54,26 @@ class DecoderConfig:
       ValueError: names the key when the model needs something that this decoder does not compute.
     """
     family = hf.get("model_type")
-    if family not in ARCHITECTURES:
+    if not isinstance(family, str) or family not in ARCHITECTURES:
       raise ValueError(
         f"config.json: model_type {family!r} is not supported; known: {', '.join(sorted(ARCHITECTURES))}"
       )
     _refuse_unsupported(hf, family)
-    heads = hf["num_attention_heads"]
+    heads, width = _size(hf, "num_attention_heads"), _size(hf, "hidden_size")
     return cls(
-      vocab_size=hf["vocab_size"],
-      width=hf["hidden_size"],
-      layers=hf["num_hidden_layers"],
+      vocab_size=_size(hf, "vocab_size"),
+      width=width,
+      layers=_size(hf, "num_hidden_layers"),
       heads=heads,
-      kv_heads=hf.get("num_key_value_heads") or heads,
-      head_size=hf.get("head_dim") or hf["hidden_size"] // heads,
-      hidden=hf["intermediate_size"],
-      rope_theta=float(_rope(hf).get("rope_theta") or hf.get("rope_theta") or 1e4),
-      norm_eps=float(hf.get("rms_norm_eps", 1e-6)),
-      tied=bool(hf.get("tie_word_embeddings", False)),
+      kv_heads=_size(hf, "num_key_value_heads", heads),
+      head_size=_size(hf, "head_dim", width // heads),
+      hidden=_size(hf, "intermediate_size"),
+      rope_theta=_number(_rope(hf) if _rope(hf).get("rope_theta") is not None else hf, "rope_theta", 1e4),
+      norm_eps=_number(hf, "rms_norm_eps", 1e-6, closed=True),
+      tied=_switch(hf, "tie_word_embeddings"),
       qk_norm=family == "qwen3",
       qkv_bias=family == "qwen2",
-      max_positions=hf.get("max_position_embeddings", 2048),
+      max_positions=_size(hf, "max_position_embeddings", 2048),
       family=family,
     )
 
@@ -98,7 +104,35 @@ class DecoderConfig:
 
 def _rope(hf: Mapping[str, Any]) -> Mapping[str, Any]:
   """transformers 5 keeps theta in `rope_parameters`, earlier releases beside it with an optional `rope_scaling`."""
-  return hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+  rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+  if not isinstance(rope, Mapping):
+    raise ValueError(
+      f"config.json: the rotary parameters are {checks.shown(rope)}: make them an object, or leave them out"
+    )
+  return rope
+
+
+def _size(hf: Mapping[str, Any], key: str, default: int | None = None) -> int:
+  """A count of a `config.json`; null means the default, as in transformers."""
+  value = default if hf.get(key) is None else hf[key]
+  if value is None:
+    raise ValueError(f"config.json lacks the key {key!r}; is it the configuration of a language model?")
+  checks.whole(f"{key} of config.json", value, 1, 2**31 - 1)
+  return value
+
+
+def _number(hf: Mapping[str, Any], key: str, default: float, *, closed: bool = False) -> float:
+  """A number above 0, or with `closed` 0 itself too."""
+  value = default if hf.get(key) is None else hf[key]
+  checks.real(f"{key} of config.json", value, 0, closed=closed)
+  return float(value)
+
+
+def _switch(hf: Mapping[str, Any], key: str) -> bool:
+  value = False if hf.get(key) is None else hf[key]
+  if not isinstance(value, bool):
+    raise ValueError(f"{key} of config.json is {checks.shown(value)}: use true or false")
+  return value
 
 
 def _refuse_unsupported(hf: Mapping[str, Any], family: str) -> None:

@@ -9,12 +9,13 @@ Reads the `tokenizer.json` of Qwen, SmolLM2 and this project's own models. Three
 """
 
 import builtins
+import contextlib
 import functools
 import hashlib
 import json
 import pathlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import tokenizers
 
@@ -45,8 +46,13 @@ class Tokenizer:
 
   def __init__(self, spec: dict, settings: dict | None = None, end_ids: Sequence[int] = (), source: str = "tokenizer"):
     """Args: parsed `tokenizer.json`, parsed `tokenizer_config.json`, more end ids, and a name for error messages."""
-    self._spec, self._settings, self.source = spec, dict(settings or {}), source
+    with readable(source):
+      self._build(spec, dict(settings or {}), end_ids, source)
+
+  def _build(self, spec: dict, settings: dict, end_ids: Sequence[int], source: str) -> None:
+    self._spec, self._settings, self.source = spec, settings, source
     _require_byte_level(spec, source)
+    _require_entries(spec)
     self._added = {token["content"]: token["id"] for token in spec.get("added_tokens") or ()}
     self.control_ids = frozenset(self._added.values())
     self._bytes = _bytes_by_id(spec["model"]["vocab"], self._added, source)
@@ -65,11 +71,12 @@ class Tokenizer:
       raise ValueError(
         f"no tokenizer.json in {folder}; export the model with its fast tokenizer (`tokenizer.save_pretrained(folder)`)"
       )
-    settings = _read_json(folder / "tokenizer_config.json")
-    settings["chat_template"] = _chat_template(folder, settings)
-    ends = [_read_json(folder / name).get("eos_token_id") for name in ("generation_config.json", "config.json")]
+    settings = read_json(folder / "tokenizer_config.json")
+    with readable(str(folder)):
+      settings["chat_template"] = _chat_template(folder, settings)
+    ends = [read_json(folder / name).get("eos_token_id") for name in ("generation_config.json", "config.json")]
     flat = [i for end in ends for i in (end if isinstance(end, list) else [end]) if i is not None]
-    return cls(_read_json(folder / "tokenizer.json"), settings, flat, str(folder))
+    return cls(read_json(folder / "tokenizer.json"), settings, flat, str(folder))
 
   def save(self, folder: str | pathlib.Path) -> None:
     """Writes the three files that `load` and transformers' `AutoTokenizer` read."""
@@ -138,18 +145,38 @@ class Tokenizer:
   def _find_stop_ids(self, end_ids: Sequence[int]) -> tuple[int, ...]:
     candidates = (self._added.get("<|im_end|>"), self._named("eos_token", None), *end_ids)
     found = tuple(dict.fromkeys(i for i in candidates if i is not None))
+    if not all(type(i) is int and i >= 0 for i in found):
+      raise ValueError(f"the end tokens of {self.source} are {found}: make eos_token_id an id, or a list of ids")
     if not found:
       raise ValueError(f"{self.source} names no end token; set eos_token in tokenizer_config.json")
     return found
 
 
-def _read_json(path: pathlib.Path) -> dict:
+@contextlib.contextmanager
+def readable(source: str) -> Iterator[None]:
+  """Makes of whatever goes wrong with a damaged tokenizer one ValueError that names `source`."""
+  try:
+    yield
+  except Exception as error:  # the tokenizers package raises Exception itself; a damaged dict can raise anything
+    if isinstance(error, ValueError) and not isinstance(error, UnicodeError):
+      raise
+    raise ValueError(
+      f"the tokenizer of {source} is damaged ({type(error).__name__}: {str(error)[:200]}); copy it again, or export it "
+      "with `tokenizer.save_pretrained(folder)`"
+    ) from error
+
+
+def read_json(path: pathlib.Path) -> dict:
+  """The object in a JSON file, {} where there is no such file. Raises ValueError where it holds anything else."""
   if not path.is_file():
     return {}
   try:
-    return json.loads(path.read_text(encoding="utf-8"))
-  except ValueError as error:
+    content = json.loads(path.read_text(encoding="utf-8"))
+  except (OSError, ValueError, RecursionError) as error:
     raise ValueError(f"{path} is not valid JSON: {error}; copy the file again") from None
+  if not isinstance(content, dict):
+    raise ValueError(f"{path} holds a {type(content).__name__} instead of an object; copy the file again")
+  return content
 
 
 def _write_json(path: pathlib.Path, content: dict) -> None:
@@ -163,7 +190,9 @@ def _chat_template(folder: pathlib.Path, settings: dict) -> str | None:
     return separate.read_text(encoding="utf-8")
   template = settings.get("chat_template")
   if isinstance(template, list):
-    return {entry["name"]: entry["template"] for entry in template}.get("default")
+    template = {entry["name"]: entry["template"] for entry in template}.get("default")
+  if template is not None and not isinstance(template, str):
+    raise TypeError(f"its chat template is a {type(template).__name__}")
   return template
 
 
@@ -188,6 +217,19 @@ def _require_byte_level(spec: dict, source: str) -> None:
       f"the tokenizer of {source} puts a space before every text (add_prefix_space), so that joined parts would "
       "gain spaces; set add_prefix_space to false in its tokenizer.json"
     )
+
+
+def _require_entries(spec: dict) -> None:
+  """Raises TypeError where a vocabulary, a merge or an added token has another form than the format gives it."""
+  model, added = spec["model"], spec.get("added_tokens") or []
+  ids = [*model["vocab"].values(), *(token["id"] for token in added)]
+  if not all(type(i) is int and 0 <= i < 2**31 for i in ids):
+    raise TypeError("an id of its vocabulary is no whole number")
+  if not all(isinstance(name, str) for name in (*model["vocab"], *(token["content"] for token in added))):
+    raise TypeError("a token of its vocabulary is no text")
+  pairs = [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model["merges"]]
+  if not all(isinstance(p, list | tuple) and len(p) == 2 and all(isinstance(a, str) for a in p) for p in pairs):
+    raise TypeError("one of its merges is no pair of texts")
 
 
 def _bytes_by_id(vocabulary: dict[str, int], added: dict[str, int], source: str) -> dict[int, bytes]:

@@ -171,6 +171,34 @@ def test_files_that_are_no_gguf(tmp_path: pathlib.Path):
     gguf.read(tmp_path / "m.gguf")
 
 
+def test_missing_and_damaged_metadata(tmp_path: pathlib.Path):
+  write(tmp_path / "m.gguf", *small("llama"))
+  fields, tensors = gguf._open(tmp_path / "m.gguf")
+  for key in [key for key in fields if key.endswith(("count", "length", "epsilon"))]:
+    if not key.endswith(("head_count_kv", "key_length")):  # these two have defaults
+      with pytest.raises(ValueError, match=rf"m\.gguf lacks metadata .*{key}"):
+        gguf.config_of({name: value for name, value in fields.items() if name != key}, tensors, "m.gguf")
+    for value in (-1, "x", [4, 4]):
+      with pytest.raises(ValueError, match=r"m\.gguf"):
+        gguf.config_of(fields | {key: value}, tensors, "m.gguf")
+  for key in ("tokens", "token_type", "merges"):
+    name = f"tokenizer.ggml.{key}"
+    for damaged in ({k: v for k, v in fields.items() if k != name}, fields | {name: [3]}, fields | {name: "x"}):
+      with pytest.raises(ValueError, match=r"the tokenizer of m\.gguf is damaged"):
+        gguf.tokenizer_of(damaged, "m.gguf")
+  with pytest.raises(ValueError, match=r"the tokenizer of m\.gguf is damaged"):
+    gguf.tokenizer_of(fields | {"tokenizer.ggml.eos_token_id": 10**6}, "m.gguf")
+
+
+@pytest.mark.parametrize("share", [0, 0.001, 0.01, 0.1, 0.3, 0.9, 0.999])
+def test_cut_files(share: float, tmp_path: pathlib.Path):
+  write(tmp_path / "m.gguf", *small("llama"))
+  whole = (tmp_path / "m.gguf").read_bytes()
+  (tmp_path / "m.gguf").write_bytes(whole[: int(len(whole) * share)])
+  with pytest.raises(ValueError, match=r"m\.gguf is not a whole GGUF file"):
+    gguf.read(tmp_path / "m.gguf")
+
+
 def test_tokenizer_of_the_metadata(tmp_path: pathlib.Path):
   write(tmp_path / "m.gguf", *small("qwen2"))
   tokenizer = gguf.read_tokenizer(tmp_path / "m.gguf")

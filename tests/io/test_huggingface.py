@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import pathlib
 import shutil
 
@@ -205,6 +206,20 @@ def test_names_without_the_models_prefix(qwen3: Model, tokenizer: Tokenizer, tmp
     ({"model_type": "qwen3_moe"}, "qwen3_moe"),
     ({"hidden_act": "gelu"}, "gelu"),
     ({"hidden_size": None}, "lacks the key 'hidden_size'"),
+    *(
+      ({"hidden_size": value}, "config.json: hidden_size of config.json is")
+      for value in (0, -1, "16", 1.5, 2**40, [16])
+    ),
+    ({"num_attention_heads": 0}, "num_attention_heads of config.json is 0: use a whole number, 1"),
+    ({"num_attention_heads": 3}, "must be a multiple of kv_heads"),
+    ({"num_key_value_heads": 0}, "num_key_value_heads of config.json is 0"),
+    ({"head_dim": 5}, "must be even"),
+    *(({"rms_norm_eps": value}, "0 <= rms_norm_eps") for value in (-1, math.nan, "x")),
+    *(({"rope_parameters": {"rope_theta": value}}, "0 < rope_theta") for value in (0, math.nan, math.inf, "x")),
+    ({"rope_parameters": [1]}, "rotary parameters are"),
+    ({"tie_word_embeddings": "false"}, "tie_word_embeddings of config.json is 'false': use true or false"),
+    ({"model_type": ["qwen3"]}, "is not supported"),
+    ({"num_hidden_layers": 10**9}, "tensors, but its config.json asks for 1000000000 layers"),
   ],
 )
 def test_what_the_decoder_does_not_compute_is_refused(
@@ -213,7 +228,34 @@ def test_what_the_decoder_does_not_compute_is_refused(
   huggingface.write(tmp_path, *qwen3, tokenizer)
   change_config(tmp_path, **changes)
   with pytest.raises(ValueError, match=message):
-    huggingface.read_config(tmp_path)
+    huggingface.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+  ("name", "content", "message"),
+  [
+    *(("config.json", content, "config.json is not valid JSON") for content in (b"", b"{", b"\xff", b"[" * 100_000)),
+    *(("config.json", content, "config.json holds a .* instead of an object") for content in (b"[]", b"3", b"null")),
+    ("config.json", b"{}", "model_type None is not supported"),
+    ("config.json", b'{"model_type": "qwen3"}', "lacks the key 'num_attention_heads'"),
+    *(
+      ("model.safetensors", content, "model.safetensors is not a whole safetensors file")
+      for content in (b"", b"garbage", b"\xff" * 100, None)
+    ),
+    *(
+      ("model.safetensors.index.json", content, "index.json has no weight_map")
+      for content in (b"{}", b'{"weight_map": []}', b'{"weight_map": {"a": 3}}')
+    ),
+    ("model.safetensors.index.json", b"[", "index.json is not valid JSON"),
+    ("model.safetensors.index.json", b'{"weight_map": {"a": "no.safetensors"}}', "lacks no.safetensors"),
+  ],
+)
+def test_damaged_files_are_named(qwen3: Model, tokenizer: Tokenizer, tmp_path: pathlib.Path, name, content, message):
+  huggingface.write(tmp_path, *qwen3, tokenizer)
+  whole = (tmp_path / name).read_bytes() if content is None else b""
+  (tmp_path / name).write_bytes(whole[:-50] if content is None else content)
+  with pytest.raises(ValueError, match=message):
+    huggingface.read(tmp_path)
 
 
 def test_rope_theta_is_found_in_both_places(qwen3: Model, tokenizer: Tokenizer, tmp_path: pathlib.Path):

@@ -144,6 +144,55 @@ def test_other_kinds_are_refused(raw_spec: dict, change: dict, message: str):
     Tokenizer(raw_spec | change)
 
 
+@pytest.mark.parametrize(
+  "change",
+  [
+    {"model": None},
+    {"model": []},
+    {"model": {"type": "BPE", "vocab": [], "merges": []}},
+    {"model": {"type": "BPE", "vocab": {"a": "0"}, "merges": []}},
+    {"model": {"type": "BPE", "vocab": {"a": -1}, "merges": []}},
+    {"model": {"type": "BPE", "vocab": {"a": 0}}},
+    {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a"]]}},
+    {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [3]}},
+    {"added_tokens": [3]},
+    {"added_tokens": [{"id": 1}]},
+    {"added_tokens": [{"id": "1", "content": "x"}]},
+    {"added_tokens": [{"id": 999, "content": "\ud800"}]},
+    {"pre_tokenizer": [3]},
+    {"pre_tokenizer": {"type": "ByteLevel", "use_regex": "x"}},
+    {"normalizer": {"type": "nothing"}},
+  ],
+)
+def test_what_is_no_tokenizer_is_named(raw_spec: dict, change: dict, tmp_path: pathlib.Path):
+  (tmp_path / "tokenizer.json").write_text(json.dumps(raw_spec | change))
+  (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
+  with pytest.raises(ValueError, match=f"tokenizer of {tmp_path}"):
+    Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+  ("name", "content", "message"),
+  [
+    ("tokenizer.json", b"[]", "tokenizer.json holds a list instead of an object"),
+    ("tokenizer.json", b"\xff\xfe", "tokenizer.json is not valid JSON"),
+    ("tokenizer.json", b"[" * 100_000, "tokenizer.json is not valid JSON"),
+    ("tokenizer.json", b"{}", "only byte-level BPE"),
+    ("tokenizer_config.json", b"3", "tokenizer_config.json holds a int"),
+    ("tokenizer_config.json", b'{"chat_template": 3}', "its chat template is a int"),
+    ("tokenizer_config.json", b'{"chat_template": [{}]}', "is damaged"),
+    ("tokenizer_config.json", b'{"eos_token": ["x"]}', "is damaged"),
+    ("generation_config.json", b'{"eos_token_id": "x"}', "make eos_token_id an id, or a list of ids"),
+    ("chat_template.jinja", b"\xff", "is damaged"),
+  ],
+)
+def test_damaged_files_are_named(tokenizer: Tokenizer, tmp_path: pathlib.Path, name, content, message):
+  tokenizer.save(tmp_path)
+  (tmp_path / name).write_bytes(content)
+  with pytest.raises(ValueError, match=message):
+    Tokenizer.load(tmp_path)
+
+
 def test_a_vocabulary_outside_the_byte_alphabet_is_refused(raw_spec: dict):
   raw_spec["model"]["vocab"]["▁the"] = 999
   with pytest.raises(ValueError, match="'▁'"):
