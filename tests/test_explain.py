@@ -162,6 +162,30 @@ def test_the_job_explains_every_case_and_goes_on_where_it_stopped(tmp_path, caps
 
 
 @pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    (lambda config: config.explain.update(question="Where does Bob live?"), "with another case.question"),
+    (lambda config: config.explain.update(masks=16), "with another explain.masks"),
+    (lambda config: config.update(seed=3), "with another seed"),
+    (lambda config: config.answer.update(max_context=512), "with another answer.max_context"),
+  ],
+)
+def test_an_attribution_of_something_else_is_not_passed_off_as_this_one(
+  tmp_path, change, message, repository, monkeypatch
+):
+  monkeypatch.chdir(repository)
+  (tmp_path / "notes.txt").write_text(TEXT)
+  config = _config(context=str(tmp_path / "notes.txt"), question=QUESTION, answer=ANSWER)
+  with Run(config, tmp_path / "run") as run:
+    run_attribute(config, run)
+  before = (tmp_path / "run" / "attribution.json").read_text()
+  change(config)
+  with Run(config, tmp_path / "run") as run, pytest.raises(ValueError, match=message):
+    run_attribute(config, run)
+  assert (tmp_path / "run" / "attribution.json").read_text() == before
+
+
+@pytest.mark.parametrize(
   ("content", "message"),
   [
     ("{", "is no JSON"),
@@ -171,6 +195,8 @@ def test_the_job_explains_every_case_and_goes_on_where_it_stopped(tmp_path, caps
     ('{"context": ["a", 3], "question": "x"}', "give a text or a list of texts"),
     ('{"context": "a"}', "question is None: give a text"),
     ('{"context": "a", "question": "b", "answer": null}', "answer is None: give a text"),
+    ('{"context": "a", "question": " ", "answer": "c"}', "question is ' ': give a text"),
+    ('[{"context": "a", "question": "b"}, {"context": [" ", ""], "question": "b"}]', "case 1 of"),
   ],
 )
 def test_malformed_cases(tmp_path, content, message, repository, monkeypatch):
