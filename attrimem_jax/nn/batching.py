@@ -70,8 +70,8 @@ def batches(
 
   Yields ((completion width, prompt width), rows of the batch, indices of the rows that fill it).
 
-  A batch has 8, 32, 128, ... rows. Fewer than `few` rows move up to the next width: for a small model padding them costs
-  less than a program of their own. Only the widest batch has empty rows.
+  A batch has 8, 32, 128, ... rows. Fewer than `few` rows move up to the next width: for a small model padding them
+  costs less than a program of their own. Only the widest batch has empty rows.
   """
   completion_widths = sorted({completion_width for completion_width, _ in widths})
   waiting: list[int] = []
