@@ -27,7 +27,7 @@ from attrimem_jax.data import dates
 from attrimem_jax.io import models
 from attrimem_jax.io.models import LanguageModel
 from attrimem_jax.memory.bank import Bank
-from attrimem_jax.memory.context import Source, answer_prefix
+from attrimem_jax.memory.context import answer_prefix
 from attrimem_jax.memory.prompts import COMPACT, FULL, Overflow, Prompts, fit_history
 from attrimem_jax.memory.retrieval import Bm25
 from attrimem_jax.rollout.answering import Answer, Reader, ask
@@ -74,14 +74,14 @@ def load(
   Args:
     policy: what `io.models.load` takes (embedded:policy, a folder, a .gguf file, a name of the manifest, a hub id), or
       a model that is loaded already.
-    answer: the same, with the policy's tokenizer, since memories are handed over as token ids.
+    answer: the same. With the policy's tokenizer it reads the policy's own tokens, else their text.
     prompts: None takes those that the models are made for: short ones for models with the shipped tokenizer, full
       instructions for all others.
     top_k: records that a question is answered from, beside core memory.
     dtype: of the computation.
 
   Raises:
-    ValueError: a model cannot be found or read, the two have different tokenizers, or an argument is out of range.
+    ValueError: a model cannot be found or read, or an argument is out of range.
   """
   for name, given in (("policy", policy), ("answer", answer)):
     check_model(name, given)
@@ -90,17 +90,10 @@ def load(
   checks.choice("dtype of load", dtype, DTYPES)
   writing = _model(policy)
   answering = writing if answer is policy or answer == policy else _model(answer)
-  if writing.tokenizer.fingerprint != answering.tokenizer.fingerprint:
-    raise ValueError(
-      f"policy {writing.name!r} and answer {answering.name!r} have different tokenizers: memories are handed over as "
-      "token ids, so load two models of one family, or give the same one twice"
-    )
-  own = own_prompts(writing)
-  limits = _COMPACT_LIMITS if own is COMPACT else _FULL_LIMITS
-  prompts = prompts or own
+  limits, answer_limits = _limits(writing), _limits(answering)
   writer = Writer(
     writing,
-    prompts,
+    prompts or own_prompts(writing),
     Sampling(limits.written, temperature=0.0),
     Bm25(top_k=2 * top_k),
     core_budget=limits.core,
@@ -109,8 +102,16 @@ def load(
     dtype=dtype,
     step=_STEP,
   )
-  context = min(limits.context, answering.config.max_positions // 2)
-  reader = Reader(answering, prompts, Bm25(top_k), context, limits.answered, dtype, step=_STEP)
+  reader = Reader(
+    answering,
+    prompts or own_prompts(answering),
+    Bm25(top_k),
+    max_context=min(answer_limits.context, answering.config.max_positions // 2),
+    max_new_tokens=answer_limits.answered,
+    dtype=dtype,
+    step=_STEP,
+    writer=writing.tokenizer,
+  )
   return Agent(writer, reader, min(limits.session, writing.config.max_positions // 2))
 
 
@@ -149,6 +150,10 @@ def _model(spec: str | pathlib.Path | LanguageModel) -> LanguageModel:
 def own_prompts(model: LanguageModel) -> Prompts:
   """The prompts that a model is made for: short ones with the shipped tokenizer, full instructions for all others."""
   return COMPACT if model.tokenizer.fingerprint == _shipped_vocabulary() else FULL
+
+
+def _limits(model: LanguageModel) -> _Limits:
+  return _COMPACT_LIMITS if own_prompts(model) is COMPACT else _FULL_LIMITS
 
 
 @functools.cache
@@ -243,7 +248,7 @@ class Memory:
       raise ValueError("the question given to Memory.ask is empty: ask something")
     question = dataclasses.replace(question, date=dates.iso("the question given to Memory.ask", question.date))
     history = self.rollout.window.history.id
-    ((answer,),) = ask(self.agent.reader, [(self.bank, [question], (history, self.rollout.index))], self.agent._chat())
+    ((answer,),) = ask(self.agent.reader, [(self.bank, [question], (history, self.rollout.index))])
     return Reply(self, answer)
 
   def __repr__(self) -> str:
@@ -305,7 +310,7 @@ class Reply:
         "the answer was given without any record, so there is nothing to attribute it to: write more first"
       )
     problem = Problem(answer.prompt, answer.source, answer.context.sources, answer.completion.ids, (seed,))
-    header = answer_prefix(self.memory.agent._chat(), reader.prompts)
+    header = answer_prefix(Chat(reader.model.tokenizer), reader.prompts)
     drawn, scores = measure(
       reader.model, header, [problem], masks, keep=keep, scorer=scorer, dtype=reader.dtype, step=reader.step
     )
@@ -338,10 +343,14 @@ class Explanation:
 
   def of(self, record: Record) -> list[float | None]:
     """The weight of each of a record's tokens; None where the token was not written by the policy in this rollout."""
-    known = dict(zip(self.attribution.problem.sources, self.weights.tolist(), strict=True))
+    known = {
+      (source.owner, source.position + i): weight * share
+      for source, weight in zip(self.attribution.problem.sources, self.weights.tolist(), strict=True)
+      for i, share in enumerate(source.shares)
+    }
     if record.owner is None:
       return [None] * len(record.ids)
-    return [known.get(Source(record.owner, record.start + i)) for i in range(len(record.ids))]
+    return [known.get((record.owner, record.start + i)) for i in range(len(record.ids))]
 
   def top(self, count: int = 5) -> list[tuple[str, float, int]]:
     """The heaviest pieces of text as (text, weight, id of the record), largest magnitude first; zeros are left out.

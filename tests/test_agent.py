@@ -19,6 +19,7 @@ from attrimem_jax.memory.actions import Op, parse, render
 from attrimem_jax.memory.prompts import COMPACT
 from attrimem_jax.nn import decoder
 from attrimem_jax.nn.config import DecoderConfig
+from attrimem_jax.text.spans import pieces
 from attrimem_jax.text.tokenizer import Tokenizer
 from attrimem_jax.types import CallKey, Finish, History, Module, Question, Session, Turn
 
@@ -75,16 +76,25 @@ def test_models_with_the_shipped_tokenizer_get_short_prompts(agent):
   assert "tiny" in agent._repr_html_()
 
 
-def test_the_two_models_need_one_tokenizer(model):
-  other = Tokenizer(_other_vocabulary(model.tokenizer), {"eos_token": "<|im_end|>"})
-  with pytest.raises(ValueError, match="'tiny' and answer 'odd' have different tokenizers"):
-    attrimem_jax.load(model, dataclasses.replace(model, name="odd", tokenizer=other))
-
-
-def _other_vocabulary(tokenizer):
-  spec = dict(tokenizer._spec)
-  spec["model"] = spec["model"] | {"merges": spec["model"]["merges"][:-1]}
-  return spec
+def test_the_two_models_may_have_tokenizers_of_their_own(memory, model):
+  spec = dict(model.tokenizer._spec)
+  spec["model"] = spec["model"] | {"merges": []}  # every byte is a token
+  bytewise = dataclasses.replace(model, name="odd", tokenizer=Tokenizer(spec, {"eos_token": "<|im_end|>"}))
+  mixed = attrimem_jax.load(model, bytewise, COMPACT)
+  reader = dataclasses.replace(mixed.reader, max_new_tokens=4)
+  memory = dataclasses.replace(memory, agent=dataclasses.replace(mixed, reader=reader))
+  reply = memory.ask("Where does Ann live?")
+  assert reply.records == memory.records
+  assert "] Ann lives in <Lisbon> 🦜\n" in bytewise.tokenizer.decode(reply.answer.prompt.tolist())
+  found = reply.attribute(masks=8, alpha=1e-6)
+  # A byte is no token of the policy's: it is removed with all the others of its token, which gets the whole weight.
+  tokens = [(record.owner, record.start + i) for record in memory.records for i in range(len(record.ids))]
+  policy = memory.agent.writer.model.tokenizer
+  whole = [len(piece.text) for record in memory.records for piece in pieces(policy.pieces(record.ids))]
+  assert len(found.weights) == len(whole) < len(tokens)  # the parrot is several tokens of one character
+  shown = [weight for record in memory.records for weight in found.of(record)]
+  assert None not in shown
+  np.testing.assert_allclose(sum(shown), found.weights.sum(), rtol=1e-5)
 
 
 def test_writing_calls_every_module_once_a_session(agent):

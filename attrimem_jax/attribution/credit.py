@@ -51,9 +51,11 @@ def assign(
   for attribution in attributions:
     for source, weight in zip(attribution.problem.sources, attribution.weights, strict=True):
       call = credit[source.owner]
-      assert 0 <= source.position < len(call.rewards), f"{source} lies outside of {len(call.rewards)} tokens"
-      call.rewards[source.position] += weight / questions[source.owner.history, source.owner.rollout]
-      call.is_source[source.position] = True
+      span = slice(source.position, source.position + len(source.shares))
+      assert 0 <= span.start < span.stop <= len(call.rewards), f"{source} lies outside of {len(call.rewards)} tokens"
+      asked = questions[source.owner.history, source.owner.rollout]
+      call.rewards[span] += weight / asked * np.array(source.shares)
+      call.is_source[span] = True
   return credit
 
 

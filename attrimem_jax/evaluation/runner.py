@@ -32,6 +32,7 @@ def evaluate(
   questions: Sequence[Sequence[Question]],
   key: jax.Array,
   kind: str,
+  chat: Chat | None = None,
   *,
   batch: int = 16,
   show: Callable[[int], None] | None = None,
@@ -45,13 +46,14 @@ def evaluate(
     questions: what to ask about each window's bank.
     key: of the writer's draws; unused at temperature 0.
     kind: how an answer is scored (`reward.outcome`).
+    chat: of the answer model; made if None.
     batch: windows written together.
     show: called with the number of windows done, after each batch.
   """
   done: list[Evaluated] = []
   for at in range(0, len(windows), batch):
     rollouts = [rows[0] for rows in write(writer, windows[at : at + batch], 1, key)]
-    done += judge(reader, rollouts, questions[at : at + batch], kind, writer.chat)
+    done += judge(reader, rollouts, questions[at : at + batch], kind, chat)
     if show is not None:
       show(len(done))
   return done

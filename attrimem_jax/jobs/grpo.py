@@ -79,8 +79,9 @@ class Trainer:
     self.answer = setup.with_params(answer, sharding.place(answer.params, self.mesh))
     self.chat = setup.chat(config, self.policy.tokenizer)
     self.tasks = Tasks(config, self.chat, setup.prompts(config.policy.prompts))
-    self.reader = setup.reader(config, self.answer)
-    self.header = answer_prefix(self.chat, self.reader.prompts)
+    self.reader = setup.reader(config, self.answer, self.policy)
+    self.answer_chat = setup.chat(config, self.answer.tokenizer)
+    self.header = answer_prefix(self.answer_chat, self.reader.prompts)
     self.optimizer = optimizers.make_optimizer(setup.optimizer_settings(config))
     # The reference is the starting policy, in buffers of its own: the state's are donated to every update.
     self.reference = sharding.place(self.policy.params, self.mesh) if config.rl.kl else None
@@ -135,6 +136,7 @@ class Trainer:
         [task.questions for task in tasks],
         key,
         config.reward.kind,
+        self.answer_chat,
         show=lambda done: progress.show(done, {}),
       )
 
@@ -176,7 +178,7 @@ class Trainer:
   def _answer(self, tasks: Sequence[Task], groups: Sequence[Group]) -> list[Group]:
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     questions = [task.questions for task, group in zip(tasks, groups, strict=True) for _ in group.rollouts]
-    judged = iter(judge(self.reader, rollouts, questions, self.config.reward.kind, self.chat))
+    judged = iter(judge(self.reader, rollouts, questions, self.config.reward.kind, self.answer_chat))
     return [_judged([next(judged) for _ in group.rollouts]) for group in groups]
 
   def _score(self, step: int, groups: Sequence[Group]):
@@ -215,7 +217,7 @@ class Trainer:
     said, explain = answer.completion.ids, self.config.attribution.explain
     if explain == "generated" or answer.question.abstain or (explain == "contrast" and right):
       return said, None
-    gold = np.array(self.chat.completion(answer.question.answers[-1]), np.int32)
+    gold = np.array(self.answer_chat.completion(answer.question.answers[-1]), np.int32)
     return gold, said if explain == "contrast" and len(said) else None
 
   def _fit(self, problems, masks, scores) -> list[Attribution]:

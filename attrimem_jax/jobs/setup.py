@@ -70,8 +70,8 @@ def writer(config: ConfigDict, model: LanguageModel, temperature: float) -> Writ
   )
 
 
-def reader(config: ConfigDict, model: LanguageModel) -> Reader:
-  """The frozen answer model of a run with its retriever."""
+def reader(config: ConfigDict, model: LanguageModel, policy: LanguageModel) -> Reader:
+  """The frozen answer model of a run with its retriever; `policy` is who wrote what it reads."""
   answer = config.answer
   return Reader(
     model=model,
@@ -81,6 +81,7 @@ def reader(config: ConfigDict, model: LanguageModel) -> Reader:
     max_new_tokens=answer.max_new_tokens,
     dtype=answer.dtype,
     step=config.rollout.bucket,
+    writer=policy.tokenizer,
   )
 
 
@@ -115,19 +116,9 @@ def newest_params(run: Run, model: LanguageModel) -> Params:
 
 
 def answer_model(config: ConfigDict, policy: LanguageModel) -> LanguageModel:
-  """The answer model; the policy's own starting weights where both name the same model.
-
-  Raises:
-    ValueError: its vocabulary is not the policy's, so contexts made of the policy's ids would mean nothing to it.
-  """
+  """The answer model; the policy's own starting weights where both name the same model."""
   same = config.answer.model == config.policy.model and not config.policy.checkpoint
-  model = policy if same else models.load(config.answer.model)
-  if model.tokenizer.fingerprint != policy.tokenizer.fingerprint:
-    raise ValueError(
-      f"config.answer.model {config.answer.model!r} and config.policy.model {config.policy.model!r} have different "
-      "tokenizers: memories are handed over as token ids, so choose two models of one family"
-    )
-  return model
+  return policy if same else models.load(config.answer.model)
 
 
 def with_params(model: LanguageModel, params: Params) -> LanguageModel:

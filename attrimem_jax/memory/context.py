@@ -6,6 +6,9 @@ given or that another rollout wrote are never sources: they carry -1 and no abla
 
     context  [2024-03-04] Ann lives in Lisbon \\n
     source        -1       0   1    2    3    -1
+
+An answer model with another tokenizer than the policy's reads the same text in tokens of its own. Then a source is the
+shortest run of the policy's tokens that covers whole tokens of the answer model, and its credit is shared by bytes.
 """
 
 import dataclasses
@@ -13,18 +16,23 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from attrimem_jax.memory.prompts import Prompts, around, fill, spoken_date
+from attrimem_jax.memory.prompts import Prompts, around, fill, fit_records, spoken_date
 from attrimem_jax.text.chat import Chat
+from attrimem_jax.text.spans import Piece, align, pieces
 from attrimem_jax.text.tokenizer import Tokenizer
 from attrimem_jax.types import CallKey, Question, Record
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """The policy call that wrote a token, and the token's position in that call's completion."""
+  """The policy call that wrote a token, and the token's position in that call's completion.
+
+  `shares` are those of the tokens from `position` on in the credit of the source: one, unless tokenizers differ.
+  """
 
   owner: CallKey
   position: int
+  shares: tuple[float, ...] = (1.0,)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,24 +53,40 @@ class Context:
   records: tuple[Record, ...]
 
 
-def build(tokenizer: Tokenizer, records: Sequence[Record], rollout: tuple[str, int] | None = None) -> Context:
-  """One line per record: its date in brackets, then its own ids.
+def build(
+  tokenizer: Tokenizer,
+  records: Sequence[Record],
+  rollout: tuple[str, int] | None = None,
+  *,
+  writer: Tokenizer | None = None,
+  budget: int | None = None,
+) -> Context:
+  """One line per record: its date in brackets, then its ids.
 
   Args:
-    tokenizer: of the policy and the answer model, which must be the same one.
-    records: what was retrieved, in any order.
+    tokenizer: of the answer model.
+    records: what was retrieved, the best first.
     rollout: (history id, rollout) whose tokens are sources; None takes the tokens of every call.
+    writer: the policy's tokenizer, if it is another one.
+    budget: leaves out the last records where all lines together hold more tokens.
   """
-  records = tuple(sorted(records, key=lambda r: r.id))
+  writer = writer or tokenizer
+  same = writer.fingerprint == tokenizer.fingerprint
+  read = {r.id: r if same else _translated(r, writer, tokenizer) for r in records}
+  kept = read.values() if budget is None else fit_records(tokenizer, read.values(), budget)
   ids: list[int] = []
   source: list[int] = []
   index: dict[Source, int] = {}
-  for record in records:
-    before, after = around(tokenizer, _bracket(record.date), record)
-    ids += [*before, *record.ids, *after]
-    owned = [index.setdefault(s, len(index)) for s in _sources(record, rollout)] or [-1] * len(record.ids)
+  written = {r.id: r for r in records}
+  shown = tuple(written[r.id] for r in sorted(kept, key=lambda r: r.id))
+  for record in shown:
+    mine = read[record.id].ids
+    before, after = around(tokenizer, _bracket(record.date), read[record.id])
+    ids += [*before, *mine, *after]
+    sources = _sources(record, rollout) if same else _shared_sources(record, mine, rollout, writer, tokenizer)
+    owned = [index.setdefault(s, len(index)) for s in sources] or [-1] * len(mine)
     source += [-1] * len(before) + owned + [-1] * len(after)
-  return Context(np.array(ids, np.int32), np.array(source, np.int32), tuple(index), records)
+  return Context(np.array(ids, np.int32), np.array(source, np.int32), tuple(index), shown)
 
 
 def answer_prefix(chat: Chat, prompts: Prompts) -> list[int]:
@@ -99,3 +123,33 @@ def _sources(record: Record, rollout: tuple[str, int] | None) -> list[Source]:
   if owner is None or (rollout is not None and (owner.history, owner.rollout) != rollout):
     return []
   return [Source(owner, record.start + offset) for offset in range(len(record.ids))]
+
+
+def _translated(record: Record, writer: Tokenizer, tokenizer: Tokenizer) -> Record:
+  """The record with the same text, blanks included, in ids of another tokenizer."""
+  return dataclasses.replace(record, ids=tuple(tokenizer.encode("".join(p.text for p in _pieces(record, writer)))))
+
+
+def _pieces(record: Record, writer: Tokenizer) -> list[Piece]:
+  return pieces(writer.pieces(record.ids))
+
+
+def _shared_sources(
+  record: Record, ids: Sequence[int], rollout: tuple[str, int] | None, writer: Tokenizer, tokenizer: Tokenizer
+) -> list[Source]:
+  """The source of each of a record's ids in the answer model's tokens.
+
+  The policy's tokens are taken by whole characters: bytes that are none become U+FFFD when the text is translated.
+  """
+  by_token = _sources(record, rollout)
+  if not by_token:
+    return []
+  characters = _pieces(record, writer)
+  sizes = [len(token) for token in writer.pieces(record.ids)]
+  found: list[Source] = []
+  for theirs, mine in align([p.text.encode() for p in characters], tokenizer.pieces(ids)):
+    run = characters[theirs]
+    bytes_of = sizes[run[0].start : run[-1].stop]
+    shares = tuple(size / sum(bytes_of) for size in bytes_of)
+    found += [dataclasses.replace(by_token[run[0].start], shares=shares)] * (mine.stop - mine.start)
+  return found

@@ -7,11 +7,12 @@ import numpy as np
 
 from attrimem_jax.memory.bank import Bank
 from attrimem_jax.memory.context import Context, answer_prefix, answer_suffix, build
-from attrimem_jax.memory.prompts import Prompts, fit_records
+from attrimem_jax.memory.prompts import Prompts
 from attrimem_jax.memory.retrieval import Retriever, recall
 from attrimem_jax.nn.batching import batches, bucket
 from attrimem_jax.rollout.sampling import Completion, Model, Sampling, complete
 from attrimem_jax.text.chat import Chat
+from attrimem_jax.text.tokenizer import Tokenizer
 from attrimem_jax.types import Question
 
 
@@ -20,12 +21,13 @@ class Reader:
   """An answer model with all that decides how it is asked; its answers are greedy.
 
   Attributes:
-    model: `io.models.LanguageModel`; its tokenizer must be the policy's, since contexts hold the policy's own ids.
+    model: `io.models.LanguageModel`.
     prompts: the words around memory and question.
     retriever: ranks the records of a bank for a question; core records are always part of the context.
     max_context: tokens that the records in a context may hold.
     max_new_tokens: limit of an answer.
     token_budget: tokens of one batch, prompts included.
+    writer: the policy's tokenizer. None, or one that is the model's own too: contexts hold the policy's own ids.
   """
 
   model: Model
@@ -36,6 +38,7 @@ class Reader:
   dtype: str = "float32"
   token_budget: int = 32768
   step: int = 16
+  writer: Tokenizer | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -57,8 +60,7 @@ def prepare(
   found = recall(reader.retriever, [question.text for question in questions], bank.current())
   prepared = []
   for question, records in zip(questions, found, strict=True):
-    records = fit_records(chat.tokenizer, records, reader.max_context)
-    context = build(chat.tokenizer, records, rollout)
+    context = build(chat.tokenizer, records, rollout, writer=reader.writer, budget=reader.max_context)
     prepared.append((question, context, *answer_suffix(chat, reader.prompts, context, question)))
   return prepared
 

@@ -43,6 +43,21 @@ def pieces(tokens: Sequence[bytes]) -> list[Piece]:
   return found
 
 
+def align(one: Sequence[bytes], other: Sequence[bytes]) -> list[tuple[slice, slice]]:
+  """The shortest runs of tokens of both that cover the same bytes, in order; as a whole both cover the same bytes.
+
+  [b"ab", b"c"] and [b"a", b"b", b"c"] → [(0:1, 0:2), (1:2, 2:3)].
+  """
+  ends = [[stop for _, stop in offsets(tokens)] for tokens in (one, other)]
+  assert [end[-1:] for end in ends] in ([[], []], [ends[0][-1:]] * 2), "the tokens cover different bytes"
+  found, starts = [], [0, 0]
+  for end in sorted(set(ends[0]) & set(ends[1])):
+    stops = [bisect.bisect_right(stop, end) for stop in ends]
+    found.append((slice(starts[0], stops[0]), slice(starts[1], stops[1])))
+    starts = stops
+  return found
+
+
 def overlap(spans: Sequence[tuple[int, int]], start: int, stop: int) -> tuple[int, int]:
   """Token range [i, j) that shares at least one byte with the byte span [start, stop).
 

@@ -49,6 +49,13 @@ def test_mean_over_a_rollouts_questions_by_hand():
   assert credit[FIRST].rewards.dtype == np.float64
 
 
+def test_tokens_that_make_up_one_source_share_its_credit():
+  asked = attribution([Source(FIRST, 1, (0.25, 0.75)), Source(FIRST, 3)], [4.0, -1.0])
+  credit = assign({FIRST: 5}, [asked], {("h", 0): 2})[FIRST]
+  np.testing.assert_allclose(credit.rewards, [0, 0.5, 1.5, -0.5, 0])
+  assert credit.is_source.tolist() == [False, True, True, True, False]
+
+
 def test_a_question_that_did_not_read_a_token_gives_it_nothing():
   one = attribution([Source(FIRST, 0)], [6.0])
   for questions, reward in ((1, 6.0), (3, 2.0)):

@@ -7,6 +7,8 @@ from attrimem_jax.memory.actions import parse
 from attrimem_jax.memory.bank import Bank, apply_all
 from attrimem_jax.memory.context import Source, answer_prefix, answer_suffix, build
 from attrimem_jax.memory.prompts import COMPACT, FULL
+from attrimem_jax.text.spans import pieces
+from attrimem_jax.text.tokenizer import Tokenizer
 from attrimem_jax.types import CallKey, Finish, Module, Question, Record
 
 SEMANTIC = Module.SEMANTIC
@@ -83,3 +85,45 @@ def test_a_question_cannot_open_a_message(chat, tokenizer, prompts):
   assert controls == [i for i in chat.reply() if i in tokenizer.control_ids]
   assert attack.text in tokenizer.decode(prompt)
   assert set(source.tolist()) == {-1}
+
+
+def test_another_tokenizer_reads_the_same_text_and_credit_is_shared_by_bytes(tokenizer, ids, owner):
+  spec = dict(tokenizer._spec)
+  spec["model"] = spec["model"] | {"merges": []}  # every byte is a token
+  bytewise = Tokenizer(spec, {"eos_token": "<|im_end|>"})
+  mine = Record(7, SEMANTIC, "tea 🦜", tuple(tokenizer.encode(" tea 🦜")), date="2024-03-04", owner=owner, start=10)
+  given = Record(3, SEMANTIC, "tea", tuple(ids(" tea")))
+  read = build(bytewise, [mine, given], writer=tokenizer)
+  assert bytewise.decode(read.ids.tolist()) == tokenizer.decode(build(tokenizer, [mine, given]).ids.tolist())
+  assert read.records == (given, mine)
+  # To read bytewise what was written in words: every byte of a token belongs to that token.
+  parts = tokenizer.pieces(mine.ids)
+  counts = np.bincount(read.source[read.source >= 0])
+  assert [len(s.shares) for s in read.sources] == [len(range(p.start, p.stop)) for p in pieces(parts)]
+  assert counts.tolist() == [len(p.text.encode()) for p in pieces(parts)]
+  assert [s.position for s in read.sources] == [10 + p.start for p in pieces(parts)]
+  # And the other way round: a word of the reader is the bytes of the writer, one share each.
+  spelt = Record(7, SEMANTIC, "tea", tuple(bytewise.encode(" tea")), owner=owner, start=10)
+  words = build(tokenizer, [spelt], writer=bytewise)
+  assert words.sources == (Source(owner, 10, (0.25,) * 4),)
+  np.testing.assert_array_equal(words.source, [0, -1])
+  assert tokenizer.decode(words.ids.tolist()) == " tea\n"
+
+
+def test_a_budget_leaves_out_the_last_of_the_ranking(tokenizer, ids):
+  records = [Record(i, SEMANTIC, "tea", tuple(ids(" tea"))) for i in (5, 2, 9)]
+  line = len(tokenizer.encode("#5")) + 2
+  for budget, kept in ((3 * line, [2, 5, 9]), (3 * line - 1, [2, 5]), (line, [5]), (0, [])):
+    assert [r.id for r in build(tokenizer, records, budget=budget).records] == kept
+
+
+def test_half_a_character_is_read_as_the_mark_of_one(tokenizer, owner):
+  """U+1F99C in two pieces, of which the second was never written."""
+  spec = dict(tokenizer._spec)
+  spec["model"] = spec["model"] | {"merges": []}
+  bytewise = Tokenizer(spec, {"eos_token": "<|im_end|>"})
+  cut = Record(1, SEMANTIC, "�", tuple(bytewise.encode("tea 🦜")[:-2]), owner=owner, start=0)
+  read = build(tokenizer, [cut], writer=bytewise)
+  assert tokenizer.decode(read.ids.tolist()) == "tea �\n"
+  assert {s.position + i for s in read.sources for i in range(len(s.shares))} == set(range(len(cut.ids)))
+  assert all(np.isclose(sum(s.shares), 1) for s in read.sources)

@@ -1,7 +1,9 @@
 """Characters are only cut where they end, and byte spans find their tokens."""
 
+import itertools
 import random
 
+import numpy as np
 import pytest
 
 from attrimem_jax.text import spans
@@ -69,3 +71,34 @@ def test_overlap_agrees_with_the_definition():
     stop = draw.randint(start + 1, ranges[-1][1])
     touched = [i for i, (a, b) in enumerate(ranges) if a < stop and b > start]
     assert spans.overlap(ranges, start, stop) == (touched[0], touched[-1] + 1)
+
+
+@pytest.mark.parametrize(
+  ("one", "other", "expected"),
+  [
+    ([], [], []),
+    ([b"ab"], [b"ab"], [((0, 1), (0, 1))]),
+    ([b"ab", b"c"], [b"a", b"b", b"c"], [((0, 1), (0, 2)), ((1, 2), (2, 3))]),
+    ([b"ab", b"cd"], [b"a", b"bc", b"d"], [((0, 2), (0, 3))]),
+  ],
+)
+def test_align_by_hand(one, other, expected):
+  assert [((a.start, a.stop), (b.start, b.stop)) for a, b in spans.align(one, other)] == expected
+
+
+def test_aligned_runs_are_the_shortest_that_cover_the_same_bytes():
+  rng = np.random.default_rng(0)
+  for _ in range(200):
+    text = bytes(rng.integers(97, 123, int(rng.integers(1, 30))).astype(np.uint8))
+    one, other = (_cut_at_random(rng, text) for _ in range(2))
+    runs = spans.align(one, other)
+    assert b"".join(b"".join(one[a]) for a, _ in runs) == text
+    for a, b in runs:
+      assert b"".join(one[a]) == b"".join(other[b])
+      inner = [{sum(map(len, part[:i])) for i in range(1, len(part))} for part in (one[a], other[b])]
+      assert not inner[0] & inner[1]
+
+
+def _cut_at_random(rng, text):
+  cuts = [0, *sorted(set(rng.integers(1, len(text) + 1, 5).tolist()) | {len(text)})]
+  return [text[a:b] for a, b in itertools.pairwise(cuts)]
