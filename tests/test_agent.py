@@ -292,6 +292,6 @@ def test_the_example_of_the_readme_writes_answers_and_explains():
   code = next(part for part in readme.split("```python\n")[1:] if "agent.write" in part).partition("```")[0]
   names: dict = {}
   exec(code, names)
-  assert [record.text for record in names["memory"].records] == ["Ann lives in Lisbon", "Ann has a pet called Rex"]
+  assert [record.text for record in names["memory"].records] == ["Ann lives in Lisbon", "Ann visited the zoo"]
   assert names["reply"].text == "Ann lives in Lisbon."
   assert names["reply"].attribute().top(1)[0][0].strip() == "Lisbon"
