@@ -2,6 +2,7 @@
 
   python launch/study_attribution.py --data=locomo10.json --out=runs/attribution --questions=50     # collect, resumable
   python launch/study_attribution.py --out=runs/attribution --analyse                               # tables
+  python launch/study_attribution.py --out=runs/attribution --analyse --drops                       # and top-k drops
 
 Each question is asked about a memory of its evidence turns and of the turns that BM25 likes best beside them, some 150
 tokens in all. Collected once per question and kept: the answer, its log-probability under many masks by every scorer,
@@ -17,13 +18,13 @@ import numpy as np
 from absl import app, flags
 
 from attrimem_jax.attribution import ablations, attribute, lasso
-from attrimem_jax.attribution.faithfulness import lds
+from attrimem_jax.attribution.faithfulness import lds, without_top
 from attrimem_jax.attribution.scoring import target
 from attrimem_jax.data import locomo
 from attrimem_jax.evaluation.bootstrap import difference_interval, mean_interval
 from attrimem_jax.io import models
 from attrimem_jax.memory.bank import Bank
-from attrimem_jax.memory.context import answer_prefix
+from attrimem_jax.memory.context import Source, answer_prefix
 from attrimem_jax.memory.prompts import FULL
 from attrimem_jax.memory.retrieval import Bm25
 from attrimem_jax.rollout.answering import Answer, Reader, ask
@@ -39,9 +40,13 @@ flags.DEFINE_integer("exact", 64, "Masks by the exact scorer.")
 flags.DEFINE_integer("masked", 16, "Masks by the masked scorer.")
 flags.DEFINE_integer("cached", 256, "Masks by the cached scorer.")
 flags.DEFINE_integer("held_out", 32, "Masks to judge by.")
+flags.DEFINE_integer("stage", 64, "Masks of each stage of the two-stage estimator, by the cached scorer.")
 flags.DEFINE_boolean("analyse", False, "Print the tables instead of measuring.")
+flags.DEFINE_boolean("drops", False, "Score the answers without the strongest tokens of every estimator too.")
 
 _TOKENS = 160  # of memory
+_TOP = 4
+_FOCUS = 2  # records whose tokens the second stage looks at
 
 
 def questions(episodes: tuple[Episode, ...], chat: Chat, count: int) -> Iterator[tuple[Question, Bank, set[int]]]:
@@ -115,20 +120,42 @@ def measure(model, header, answer: Answer, number: int) -> dict[str, np.ndarray]
   most = max(FLAGS.exact, FLAGS.masked, FLAGS.cached)
   masks = ablations.draw(np.random.default_rng([0, number]), most, sources)
   held_out = ablations.draw(np.random.default_rng([1, number]), FLAGS.held_out, sources)
-  measured = {"masks": masks, "held_out": held_out}
+  measured = {"masks": masks, "held_out": held_out, "prompt": answer.prompt, "source": answer.source}
+  measured["answer"] = answer.completion.ids
   for scorer in ("exact", "cached"):  # what the first M masks cost, for every M
-    tokens = [attribute.tokens_read(header, problem, masks[: m + 1], scorer) for m in range(most)]
-    measured[f"{scorer}_tokens"] = np.array(tokens)
-  for name, rows, scorer in (
-    ("exact", masks[: FLAGS.exact], "exact"),
-    ("masked", masks[: FLAGS.masked], "masked"),
-    ("cached", masks[: FLAGS.cached], "cached"),
-    ("judge", np.concatenate([held_out, np.ones((1, sources), bool)]), "exact"),
-  ):
+    none, one = (attribute.tokens_read(header, problem, masks[:m], scorer) for m in (0, 1))
+    each = np.array([attribute.tokens_read(header, problem, row[None], scorer) - none for row in masks])
+    measured[f"{scorer}_tokens"] = none + np.cumsum(each)
+    assert measured[f"{scorer}_tokens"][0] == one
+
+  def measured_by(name: str, rows: np.ndarray, scorer: str) -> None:
     start = time.monotonic()
     (measured[name],) = attribute.score(model, header, [problem], [rows], scorer=scorer)
     measured[f"{name}_seconds"] = np.array(time.monotonic() - start)
+
+  measured_by("exact", masks[: FLAGS.exact], "exact")
+  measured_by("masked", masks[: FLAGS.masked], "masked")
+  measured_by("cached", masks[: FLAGS.cached], "cached")
+  measured_by("judge", np.concatenate([held_out, np.ones((1, sources), bool)]), "exact")
+  rng = np.random.default_rng([2, number])
+  measured["paired_masks"] = ablations.draw(rng, 2 * FLAGS.stage, sources, antithetic=True)
+  measured_by("paired", measured["paired_masks"], "cached")
+  # Two stages: whole records first, then the tokens of those that mattered, while all other records stay.
+  measured["record_of"] = record_of = _record_of(answer)
+  by_record = ablations.draw(rng, FLAGS.stage, record_of.max() + 1)
+  measured["stage1_masks"] = by_record[:, record_of]
+  measured_by("stage1", measured["stage1_masks"], "cached")
+  weights, _ = by_ridge(lasso.Problem(by_record[: FLAGS.stage // 2], target(measured["stage1"])[: FLAGS.stage // 2], 1))
+  focus = np.isin(record_of, np.argsort(-np.abs(weights), kind="stable")[:_FOCUS])
+  measured["stage2_masks"] = ablations.draw(rng, FLAGS.stage, sources) | ~focus
+  measured_by("stage2", measured["stage2_masks"], "cached")
   return measured
+
+
+def _record_of(answer: Answer) -> np.ndarray:
+  """int [S]: the place of the record that a source stands in, counted from 0."""
+  starts = [record.start for record in answer.context.records]
+  return np.searchsorted(starts, [source.position for source in answer.context.sources], side="right") - 1
 
 
 def _inside(answer: Answer, bank: Bank, gold: set[int]) -> np.ndarray:
@@ -184,6 +211,24 @@ def corrected(case: Case, exact: int, cached: int) -> lasso.Problem:
   return lasso.Problem(case.masks[:cached], y, case.length)
 
 
+def two_stage(case: Case, first: int, second: int) -> Linear:
+  """A token of a record that the second stage looked at has its own weight; all others share that of their record."""
+  record_of, shape = case.data["record_of"], (case.data["record_of"].max() + 1,)
+  whole = case.data["stage1_masks"][:first]
+  by_record = np.stack([whole[:, record_of == r].any(1) for r in range(shape[0])], 1)
+  coarse, _ = by_ridge(lasso.Problem(by_record, target(case.data["stage1"])[:first], case.length))
+  rows = case.data["stage2_masks"][:second]
+  varied = ~rows.all(0)
+  fine, _ = by_ridge(lasso.Problem(rows[:, varied], target(case.data["stage2"])[:second], case.length))
+  weights = (coarse / np.bincount(record_of, minlength=shape[0]))[record_of]
+  weights[varied] = fine
+  return weights, 0.0
+
+
+def paired(case: Case, count: int) -> lasso.Problem:
+  return lasso.Problem(case.data["paired_masks"][:count], target(case.data["paired"])[:count], case.length)
+
+
 def analyse(folder: pathlib.Path) -> None:
   cases = [Case(path) for path in sorted(folder.glob("[0-9]*.npz"))]
   estimates: dict[str, list[Linear]] = {}
@@ -203,11 +248,29 @@ def analyse(folder: pathlib.Path) -> None:
     estimates[f"cached {name}, raw 0.01"] = by_lasso("raw", 0.01, problems("cached", count))
     estimates[f"cached {name}, held-out"] = by_lasso("held_out", 0.01, problems("cached", count))
     estimates[f"cached {name}, ridge"] = [by_ridge(p) for p in problems("cached", count)]
-  for exact, cached in ((8, 128), (16, 128), (32, 256)):
-    mixed = [corrected(case, exact, cached) for case in cases]
-    estimates[f"exact {exact} + cached {cached}, held-out"] = by_lasso("held_out", 0.01, mixed)
-    estimates[f"exact {exact} + cached {cached}, ridge"] = [by_ridge(p) for p in mixed]
+  estimates["cached 64 in pairs, ridge"] = [by_ridge(paired(case, 64)) for case in cases]
+  estimates["two stages of 32 cached, ridge"] = [two_stage(case, 32, 32) for case in cases]
+  estimates["two stages of 32 and 64 cached, ridge"] = [two_stage(case, 32, 64) for case in cases]
+  for exact in (8, 16):  # the rest of the cost of 32 exact masks in cached ones
+    mixed = [corrected(case, exact, max(case.affordable(32 - exact), exact)) for case in cases]
+    estimates[f"exact {exact} + cached, at the cost of 32 exact, held-out"] = by_lasso("held_out", 0.01, mixed)
+    estimates[f"exact {exact} + cached, at the cost of 32 exact, ridge"] = [by_ridge(p) for p in mixed]
   _report(folder, cases, estimates)
+
+
+def without_strongest(cases: list[Case], estimates: dict[str, list[Linear]]) -> dict[str, np.ndarray]:
+  """Nats that each answer loses without the `_TOP` strongest tokens of an estimator, by the exact scorer."""
+  model = models.load(FLAGS.model)
+  header = answer_prefix(Chat(model.tokenizer), FULL)
+  owner = CallKey("", 0, 0, Module.SEMANTIC)
+  problems = []
+  for case in cases:
+    owned = tuple(Source(owner, i) for i in range(case.masks.shape[1]))
+    problems.append(attribute.Problem(case.data["prompt"], case.data["source"], owned, case.data["answer"], ()))
+  rows = [np.concatenate([without_top(fits[i][0], (_TOP,)) for fits in estimates.values()]) for i in range(len(cases))]
+  scores = np.stack(attribute.score(model, header, problems, rows))
+  whole = np.array([case.data["judge"][-1] for case in cases])
+  return {name: whole - scores[:, i] for i, name in enumerate(estimates)}
 
 
 def _report(folder: pathlib.Path, cases: list[Case], estimates: dict[str, list[Linear]]) -> None:
@@ -225,12 +288,16 @@ def _report(folder: pathlib.Path, cases: list[Case], estimates: dict[str, list[L
   sources = [case.masks.shape[1] for case in cases]
   print(f"{len(cases)} questions, {np.mean(sources):.0f} sources each; evidence holds "
         f"{np.mean([c.evidence.mean() for c in cases]):.2f} of them")  # fmt: skip
-  print("| estimator | LDS | less that of exact 32, raw 0.01 | top 5 in evidence |\n|---|---|---|---|")
+  drops = without_strongest(cases, estimates) if FLAGS.drops else {}
+  print(f"| estimator | LDS | less that of exact 32, raw 0.01 | top 5 in evidence | nats lost without the top {_TOP} |")
+  print("|---|---|---|---|---|")
   rows = []
   for name, values in scores.items():
     whole, gain = mean_interval(values), difference_interval(values, published)
-    rows.append({"estimator": name, "lds": vars(whole), "gain": vars(gain), "evidence": float(found[name].mean())})
-    print(f"| {name} | {whole} | {gain} | {found[name].mean():.2f} |")
+    row = {"estimator": name, "lds": vars(whole), "gain": vars(gain), "evidence": float(found[name].mean())}
+    lost = mean_interval(drops[name]) if drops else None
+    rows.append(row | ({"drop": vars(lost)} if lost else {}))
+    print(f"| {name} | {whole} | {gain} | {found[name].mean():.2f} | {lost or ''} |")
   bias = [np.corrcoef(c.exact, c.cached[: len(c.exact)])[0, 1] for c in cases]
   in_place = [np.corrcoef(c.exact[: len(c.masked)], c.masked)[0, 1] for c in cases]
   print(f"correlation of targets with exact ones: cached {np.mean(bias):.2f}, masked {np.mean(in_place):.2f}")
