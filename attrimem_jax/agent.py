@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from attrimem_jax import checks
-from attrimem_jax.attribution.attribute import Attribution, Problem, fit, measure
+from attrimem_jax.attribution.attribute import Attribution, Problem, fit, measure, part_of
 from attrimem_jax.attribution.lasso import Penalty
 from attrimem_jax.attribution.scoring import Scorer
 from attrimem_jax.data import dates
@@ -34,7 +34,7 @@ from attrimem_jax.rollout.answering import Answer, Reader, ask
 from attrimem_jax.rollout.sampling import Model, Sampling
 from attrimem_jax.rollout.writing import Rollout, Window, Writer, write
 from attrimem_jax.text.chat import Chat
-from attrimem_jax.text.spans import pieces
+from attrimem_jax.text.spans import find, pieces
 from attrimem_jax.text.tokenizer import Tokenizer
 from attrimem_jax.types import History, Question, Record, Session, Turn
 from attrimem_jax.view import html
@@ -289,6 +289,7 @@ class Reply:
     penalty: str = "raw",
     alpha: float = 0.01,
     seed: int = 0,
+    part: str = "",
   ) -> "Explanation":
     """Measures which of the policy's tokens the answer leaned on.
 
@@ -299,6 +300,7 @@ class Reply:
       penalty: how `alpha` is meant: "raw", "context_cite", "relative" or "held_out" (see `attribution.lasso.Penalty`).
       alpha: of the LASSO, > 0; larger values leave fewer tokens with a weight.
       seed: of the masks, 0 to 2³² - 1.
+      part: explains only these words of the answer, given those before them; "" explains the whole.
 
     Raises:
       ValueError: the context holds no token of the policy, or an argument is out of range.
@@ -310,6 +312,8 @@ class Reply:
         "the answer was given without any record, so there is nothing to attribute it to: write more first"
       )
     problem = Problem(answer.prompt, answer.source, answer.context.sources, answer.completion.ids, (seed,))
+    if part:
+      problem = part_of(problem, *find(reader.model.tokenizer.pieces(problem.answer), part))
     header = answer_prefix(Chat(reader.model.tokenizer), reader.prompts)
     drawn, scores = measure(
       reader.model, header, [problem], masks, keep=keep, scorer=scorer, dtype=reader.dtype, step=reader.step

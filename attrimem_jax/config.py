@@ -119,6 +119,7 @@ def _explain() -> ConfigDict:
   explain.context = ""  # or a text file, with the question and perhaps the answer beside it
   explain.question = ""
   explain.answer = ""  # "": what the model says
+  explain.part = ""  # words of the answer that are explained; "": all of it
   explain.sources = "token"
   explain.masks = 256
   explain.held_out = 16  # masks that only judge the result

@@ -30,7 +30,7 @@ from attrimem_jax.memory.prompts import Prompts
 from attrimem_jax.memory.retrieval import Bm25
 from attrimem_jax.rollout.answering import Reader, sample_answers
 from attrimem_jax.text.chat import Chat
-from attrimem_jax.text.spans import offsets, pieces
+from attrimem_jax.text.spans import find, offsets, pieces
 from attrimem_jax.types import CallKey, Module, Question, Record
 from attrimem_jax.view import html
 
@@ -50,6 +50,7 @@ class Explained:
 
   Attributes:
     question, answer: what was asked, and the answer that is explained.
+    part: the words of the answer that are explained; "" for all of it.
     ids, source: int32 [T], the text's tokens and the part that each belongs to, or -1.
     parts: S of them, as text.
     attribution: the measurements, and weights float32 [S]: the logits of the answer's probability that a part adds.
@@ -61,6 +62,7 @@ class Explained:
 
   question: str
   answer: str
+  part: str
   ids: np.ndarray
   source: np.ndarray
   parts: tuple[str, ...]
@@ -86,6 +88,7 @@ class Explained:
     return {
       "question": self.question,
       "answer": self.answer,
+      "part": self.part,
       "answer_ids": self.attribution.problem.answer.tolist(),
       "ids": self.ids.tolist(),
       "source": self.source.tolist(),
@@ -128,7 +131,10 @@ class Explained:
 
   def __repr__(self) -> str:
     lines = [f"{weight:+8.3f}  {text!r}" for text, weight in self.top()]
-    return "\n".join([f"{self.question}\n→ {self.answer}", *lines, self._summary()])
+    return "\n".join([f"{self.question}\n→ {self.answer}{self._only()}", *lines, self._summary()])
+
+  def _only(self) -> str:
+    return f"  (of this: {self.part!r})" if self.part else ""
 
   def _body(self) -> str:
     scale = html.largest(self.weights.tolist())
@@ -138,7 +144,7 @@ class Explained:
     rows = [(html.escape(part.strip() or repr(part)), f"{weight:+.3f}") for part, weight in self.top(10)]
     note = f'<p class="note" style="color:#555">{html.escape(self._summary())}</p>'
     return (
-      html.said(self.answer)
+      html.said(self.answer, self._only())
       + html.legend(scale, **meaning)
       + text
       + html.table(("strongest parts", "weight"), rows)
@@ -172,6 +178,7 @@ def attribute(
   max_new_tokens: int = 64,
   seed: int = 0,
   dtype: str = "float32",
+  part: str = "",
 ) -> Explained:
   """Explains an answer by the text that it was given from.
 
@@ -190,10 +197,11 @@ def attribute(
     max_new_tokens: of an answer that the model gives.
     seed: of the masks, 0 to 2³² - 1.
     dtype: of the computation.
+    part: explains only these words of the answer, given those before them; "" explains the whole.
 
   Raises:
-    ValueError: an empty text, question or answer; parts that do not join to the text; text that is no Unicode; more
-      tokens than the model reads; an argument that is out of range.
+    ValueError: an empty text, question or answer; a part that does not stand in the answer; sources that do not join to
+      the text; text that is no Unicode; more tokens than the model reads; an argument that is out of range.
   """
   text = _context(context)
   asked = Question("asked", checks.text("the question", question, empty=False), (), "")
@@ -206,6 +214,7 @@ def attribute(
   checks.whole("held_out of attribute", held_out, 2)
   checks.whole("max_new_tokens of attribute", max_new_tokens, 1)
   checks.choice("dtype of attribute", dtype, DTYPES)
+  checks.text("part of attribute", part)
   loaded = model if isinstance(model, LanguageModel) else models.load(str(model))
   chat = Chat(loaded.tokenizer)
   prompts = prompts or own_prompts(loaded)
@@ -225,6 +234,8 @@ def attribute(
   else:
     said = np.array(chat.completion(answer), np.int32)
   problem = Problem(prompt, places, owned, said, (seed,))
+  if part:
+    problem = attributions.part_of(problem, *find(chat.tokenizer.pieces(said), part))
   drawn, scores = attributions.measure(
     loaded, header, [problem], masks, keep=keep, scorer=scorer, dtype=dtype, step=_STEP
   )
@@ -232,7 +243,7 @@ def attribute(
   (judged,) = attributions.judge(loaded, header, [found], held_out, top=_TOP, keep=keep, dtype=dtype, step=_STEP)
   read = attributions.tokens_read(header, problem, drawn[0], scorer)
   read += attributions.tokens_read(header, problem, np.ones((held_out + len(_TOP) + 1, len(parts)), bool))
-  return Explained(question, chat.said(said), ids, source, parts, found, judged, scorer, read, tuple(tokens))
+  return Explained(question, chat.said(said), part, ids, source, parts, found, judged, scorer, read, tuple(tokens))
 
 
 def _context(context: object) -> str:

@@ -4,8 +4,9 @@
     --config.explain.question="Where does Ann live?"
   python -m attrimem_jax.main --config=configs/attribute.py:smollm2 --config.explain.path=cases.json
 
-A JSON file holds {"context": text or list of records, "question": …, "answer": …} or a list of such; without an answer,
-the model's own is explained. `explain.sources` are tokens, words, sentences or records (lines).
+A JSON file holds {"context": text or list of records, "question": …, "answer": …, "part": …} or a list of such. Without
+an answer, the model's own is explained; with a part, only those words of it. `explain.sources` are tokens, words,
+sentences or records (lines).
 
 | preset            | answer model                                                                  |
 |-------------------|-------------------------------------------------------------------------------|

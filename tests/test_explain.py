@@ -161,6 +161,16 @@ def test_the_job_explains_every_case_and_goes_on_where_it_stopped(tmp_path, caps
   assert np.isfinite([part["weight"] for part in second["parts"]]).all()
 
 
+def test_words_of_an_answer_can_be_explained_alone():
+  found = attrimem_jax.attribute(TEXT, QUESTION, ANSWER, sources="word", masks=64, held_out=4, part="Lisbon")
+  assert (found.answer, found.part) == (ANSWER, "Lisbon")
+  assert TOKENIZER.decode(found.attribution.problem.answer.tolist()).strip() == "Lisbon"
+  assert found.top(1)[0][0].strip() == "Lisbon"
+  assert "(of this: 'Lisbon')" in repr(found)
+  with pytest.raises(ValueError, match="'Porto' does not stand in 'Ann lives in Lisbon"):
+    attrimem_jax.attribute(TEXT, QUESTION, ANSWER, part="Porto")
+
+
 @pytest.mark.parametrize(
   ("change", "message"),
   [
@@ -195,6 +205,7 @@ def test_an_attribution_of_something_else_is_not_passed_off_as_this_one(
     ('{"context": ["a", 3], "question": "x"}', "give a text or a list of texts"),
     ('{"context": "a"}', "question is None: give a text"),
     ('{"context": "a", "question": "b", "answer": null}', "answer is None: give a text"),
+    ('{"context": "a", "question": "b", "part": 3}', "part is 3: give a text"),
     ('{"context": "a", "question": " ", "answer": "c"}', "question is ' ': give a text"),
     ('[{"context": "a", "question": "b"}, {"context": [" ", ""], "question": "b"}]', "case 1 of"),
   ],

@@ -38,6 +38,17 @@ class Problem:
   rival: np.ndarray | None = None
 
 
+def part_of(problem: Problem, start: int, stop: int) -> Problem:
+  """The same problem for the tokens [start, stop) of its answer alone, given those before them."""
+  before = problem.answer[:start]
+  return dataclasses.replace(
+    problem,
+    prompt=np.concatenate([problem.prompt, before]).astype(np.int32),
+    source=np.concatenate([problem.source, np.full(len(before), -1, np.int32)]),
+    answer=problem.answer[start:stop],
+  )
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Attribution:
   """Weights of a problem's sources with the measurements behind them.

@@ -52,6 +52,7 @@ def run_attribute(config: ConfigDict, run: Run) -> None:
         max_new_tokens=config.answer.max_new_tokens,
         seed=config.seed,
         dtype=config.answer.dtype,
+        part=case.get("part", ""),
       )
     except ValueError as error:
       raise ValueError(f"case {number} ({case['question']!r}): {error}") from error
@@ -89,11 +90,13 @@ def _is_done(folder: pathlib.Path, wanted: dict[str, Any]) -> bool:
 
 
 def read_cases(config: ConfigDict) -> list[dict[str, Any]]:
-  """The cases of `config.explain`: dicts with context (a text, or a list of records), question and perhaps answer."""
+  """The cases of `config.explain`: dicts with context (a text, or a list of records) and question, perhaps with answer
+  and part."""
   explain = config.explain
   if explain.context:
     text = _read(explain.context)
-    return [{"context": text, "question": explain.question} | ({"answer": explain.answer} if explain.answer else {})]
+    optional = {name: explain[name] for name in ("answer", "part") if explain[name]}
+    return [{"context": text, "question": explain.question} | optional]
   try:
     found = json.loads(_read(explain.path))
   except json.JSONDecodeError as error:
@@ -124,7 +127,8 @@ def _check(case: Any, where: str) -> None:
     raise ValueError(f"{where}: context is {context!r}: give a text or a list of texts")
   if not "".join(context or "").strip():
     raise ValueError(f"{where}: context is blank: give some text")
-  question, answer = case.get("question"), case.get("answer", "left out")
-  for name, value in (("question", question), ("answer", answer)):
+  given = {"question": None, "answer": "left out", "part": "left out"} | case
+  for name in ("question", "answer", "part"):
+    value = given[name]
     if not isinstance(value, str) or not value.strip():
       raise ValueError(f"{where}: {name} is {value!r}: give a text")

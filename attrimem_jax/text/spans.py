@@ -58,6 +58,18 @@ def align(one: Sequence[bytes], other: Sequence[bytes]) -> list[tuple[slice, sli
   return found
 
 
+def find(tokens: Sequence[bytes], text: str) -> tuple[int, int]:
+  """Token range [i, j) of the first place where `tokens` say `text`, with the tokens that hold its ends as a whole.
+
+  Raises:
+    ValueError: they do not say it.
+  """
+  start = b"".join(tokens).find(text.encode())
+  if not text or start < 0:
+    raise ValueError(f"{text!r} does not stand in {b''.join(tokens).decode(errors='replace')!r}")
+  return overlap(offsets(tokens), start, start + len(text.encode()))
+
+
 def overlap(spans: Sequence[tuple[int, int]], start: int, stop: int) -> tuple[int, int]:
   """Token range [i, j) that shares at least one byte with the byte span [start, stop).
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from attrimem_jax.attribution import attribute
-from attrimem_jax.attribution.attribute import Problem, fit, judge, measure
+from attrimem_jax.attribution.attribute import Problem, fit, judge, measure, part_of
 from attrimem_jax.attribution.scoring import Scorer, target
 from attrimem_jax.memory.context import Source
 from attrimem_jax.types import CallKey, Module
@@ -70,6 +70,16 @@ def test_all_scorers_agree_where_nothing_is_removed():
   for scorer in Scorer:
     for one, values in zip(problems, measure_given(problems, everything, scorer), strict=True):
       np.testing.assert_allclose(values, score(one.prompt, one.answer), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("scorer", ["exact", "masked"])
+def test_parts_of_an_answer_add_up_to_it(scorer):
+  """The chain rule; in the cache the first part would be read with nothing hidden from it."""
+  whole = problem(7)
+  parts = [part_of(whole, 0, 1), part_of(whole, 1, 3)]
+  masks = [np.random.default_rng(5).random((6, 7)) < 0.5] * 3
+  total, *each = measure_given([whole, *parts], masks, scorer)
+  np.testing.assert_allclose(total, sum(each), rtol=1e-5, atol=1e-5)
 
 
 def measure_given(problems, masks, scorer):

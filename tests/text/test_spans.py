@@ -102,3 +102,14 @@ def test_aligned_runs_are_the_shortest_that_cover_the_same_bytes():
 def _cut_at_random(rng, text):
   cuts = [0, *sorted(set(rng.integers(1, len(text) + 1, 5).tolist()) | {len(text)})]
   return [text[a:b] for a, b in itertools.pairwise(cuts)]
+
+
+@pytest.mark.parametrize(("text", "expected"), [("ab", (0, 2)), ("c", (1, 2)), ("bcd", (1, 3)), ("d", (2, 3))])
+def test_find_takes_whole_tokens(text, expected):
+  assert spans.find([b"a", b"bc", b"d"], text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "x", "ac"])
+def test_find_says_what_is_missing(text):
+  with pytest.raises(ValueError, match=f"'{text}' does not stand in 'abcd'"):
+    spans.find([b"a", b"bc", b"d"], text)
