@@ -6,7 +6,7 @@
 
 | preset          | what is trained                                        | needs                          |
 |-----------------|--------------------------------------------------------|--------------------------------|
-| policy, default | the shipped policy, from the shipped answer model      | 2 CPU cores, 6 minutes         |
+| policy, default | the shipped policy, from the shipped answer model      | 2 CPU cores, 12 minutes        |
 | answer          | an answer model, from random weights                   | 2 CPU cores, 30 minutes        |
 | dates           | the same model learns which record a date belongs to   | 2 CPU cores, 8 minutes         |
 | refresh         | the same model again on everything: the shipped one    | 2 CPU cores, 20 minutes        |
@@ -29,7 +29,11 @@ def get_config(preset: str = "") -> ConfigDict:
 
 
 def policy(config: ConfigDict) -> None:
-  """Starts from the answer model's weights: it can copy names and values already, which takes longest to learn."""
+  """Starts from the answer model's weights: it can copy names and values already, which takes longest to learn.
+
+  Half as many steps give a policy that writes wrong values half of the time at temperature 1, and that reinforcement
+  learning lifts by 5 points instead of 24.
+  """
   _small(config)
   config.policy.model = "embedded:answer"
   config.data.teacher.miss = 0.5
@@ -38,7 +42,7 @@ def policy(config: ConfigDict) -> None:
   config.sft.widths = {"rows": 4, "prefix": 112, "prompt": 32, "completion": 24}
   config.optim.name = "muon"
   config.optim.lr = 3e-3
-  config.train.steps = 600
+  config.train.steps = 1200
 
 
 def answer(config: ConfigDict) -> None:

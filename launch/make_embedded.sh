@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes the models that the package ships, from nothing: tokenizer, answer model, policy; then measures them.
-# Two CPU cores: half a minute for the tokenizer, about an hour for the answer model, five minutes for the policy, some
-# minutes for the scores.
+# Two CPU cores: half a minute for the tokenizer, about an hour for the answer model, a dozen minutes for the policy,
+# some minutes for the scores.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 runs="${1:-runs/embedded}"
