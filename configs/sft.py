@@ -31,8 +31,8 @@ def get_config(preset: str = "") -> ConfigDict:
 def policy(config: ConfigDict) -> None:
   """Starts from the answer model's weights: it can copy names and values already, which takes longest to learn.
 
-  Half as many steps give a policy that writes wrong values half of the time at temperature 1, and that reinforcement
-  learning lifts by 5 points instead of 24.
+  After half as many steps (eval loss 0.43 instead of 0.36) reinforcement learning lifted its accuracy by 5 points instead
+  of 24.
   """
   _small(config)
   config.policy.model = "embedded:answer"
