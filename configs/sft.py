@@ -31,8 +31,8 @@ def get_config(preset: str = "") -> ConfigDict:
 def policy(config: ConfigDict) -> None:
   """Starts from the answer model's weights: it can copy names and values already, which takes longest to learn.
 
-  After half as many steps (eval loss 0.43 instead of 0.36) reinforcement learning lifted its accuracy by 5 points instead
-  of 24.
+  After half as many steps (eval loss 0.43 instead of 0.34) reinforcement learning lifted its accuracy by 5 points
+  instead of 24.
   """
   _small(config)
   config.policy.model = "embedded:answer"
