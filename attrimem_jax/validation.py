@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
+from attrimem_jax import checks
 from attrimem_jax.data import locomo, synthetic
 from attrimem_jax.types import Module
 
@@ -111,8 +112,8 @@ _AT_LEAST: Mapping[str, float] = {
 
 # The greatest value of a key. What lies beyond is a slip of the keyboard: it would run for days before it failed.
 _AT_MOST: Mapping[str, int] = {
-  "seed": 2**31 - 1,
-  "data.seed": 2**31 - 1,
+  "seed": checks.SEEDS,
+  "data.seed": checks.SEEDS,
   "rollout.group_size": 4096,
   "rollout.histories": 65_536,
   "eval.episodes": 1_000_000,

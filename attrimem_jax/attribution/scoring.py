@@ -139,7 +139,7 @@ def cached_logprobs(
 
 
 def _few(model) -> int:
-  """Rows that get a batch of their own width: few of a model whose products outweigh compiling one more program."""
+  """Rows that get batches of their own width: few of a model whose products outweigh compiling one more program."""
   return 8 if sum(leaf.size for leaf in jax.tree.leaves(model.params)) > _LARGE else 32
 
 

@@ -178,7 +178,7 @@ def _make(workdir: pathlib.Path) -> None:
 
 def _lock(workdir: pathlib.Path) -> IO[str]:
   """Two processes that wrote the same run would spoil it. The lock goes with the process, however it ends."""
-  lock = open(workdir / ".lock", "w")  # noqa: SIM115 (held until the run ends)
+  lock = open(workdir / ".lock", "w", encoding="utf-8")  # noqa: SIM115 (held until the run ends)
   try:
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except OSError:

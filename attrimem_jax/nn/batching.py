@@ -70,8 +70,8 @@ def batches(
 
   Yields ((completion width, prompt width), rows of the batch, indices of the rows that fill it).
 
-  A batch has 8, 32, 128, ... rows. Fewer than `few` rows move up to the next width: for a small model padding them
-  costs less than a program of their own. Only the widest batch has empty rows.
+  A batch has a quarter of `few` rows, or 4, 16, ... times as many. Fewer than `few` move up to the next width: for a
+  small model padding them costs less than a program of their own. Only the widest batch has empty rows.
   """
   completion_widths = sorted({completion_width for completion_width, _ in widths})
   waiting: list[int] = []
@@ -84,7 +84,7 @@ def batches(
       waiting += [i for i in queue if widths[i][1] == prompt_width]
       last = (completion_width, prompt_width) == (completion_widths[-1], prompt_widths[-1])
       while waiting and (last or len(waiting) >= few):
-        rows = batch_size(len(waiting), token_budget // (completion_width + prompt_width))
+        rows = batch_size(len(waiting), token_budget // (completion_width + prompt_width), least=few // 4)
         yield (completion_width, prompt_width), rows, waiting[:rows]
         waiting = waiting[rows:]
 

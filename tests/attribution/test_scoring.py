@@ -39,14 +39,15 @@ def test_one_token_more_costs_its_log_probability():
   np.testing.assert_allclose(whole - begun, last, rtol=1e-5)
 
 
-def test_batches_cover_every_row_once_and_fill_all_but_the_last():
+@pytest.mark.parametrize(("few", "sizes"), [(32, (8, 32, 128)), (8, (2, 8, 32, 128))])
+def test_batches_cover_every_row_once_and_fill_all_but_the_last(few, sizes):
   rng = np.random.default_rng(2)
   widths = [(8 * int(rng.integers(1, 4)), 16 * int(rng.integers(1, 9))) for _ in range(1000)]
-  batches = list(batching.batches(widths, 16384))
+  batches = list(batching.batches(widths, 16384, few))
   assert sorted(i for _, _, part in batches for i in part) == list(range(1000))
   for (answer_width, prompt_width), size, part in batches:
-    assert size in (8, 32, 128)
-    assert size == 8 or size * (answer_width + prompt_width) <= 16384
+    assert size in sizes
+    assert size == sizes[0] or size * (answer_width + prompt_width) <= 16384
     assert all(widths[i][0] <= answer_width and widths[i][1] <= prompt_width for i in part)
   assert sum(len(part) < size for _, size, part in batches) <= 1
   assert list(batching.batches([], 16384)) == []
