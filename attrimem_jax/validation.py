@@ -111,7 +111,8 @@ _AT_LEAST: Mapping[str, float] = {
 }
 
 # The greatest value of a key. What lies beyond is a slip of the keyboard: it would run for days before it failed.
-_AT_MOST: Mapping[str, int] = {
+_AT_MOST: Mapping[str, float] = {
+  "optim.lr": 1.0,
   "seed": checks.SEEDS,
   "data.seed": checks.SEEDS,
   "rollout.group_size": 4096,

@@ -129,10 +129,10 @@ class Run:
     """
     broken = [f"{name} is {metrics[name]}" for name in _VITAL if not math.isfinite(metrics.get(name, 0.0))]
     if broken:
-      kept = f"step {self.newest} is the last good checkpoint" if self.newest else "there is no checkpoint yet"
+      kept = f"the newest checkpoint is of step {self.newest}" if self.newest else "there is no checkpoint yet"
       raise ValueError(
-        f"step {step}: {' and '.join(broken)}. Nothing of this step is kept; {kept}. Lower config.optim.lr (now "
-        f"{self.config.optim.lr}) and begin again in another --workdir"
+        f"step {step}: {' and '.join(broken)}, so an update before it went too far. Nothing of this step is kept; "
+        f"{kept}. Lower config.optim.lr (now {self.config.optim.lr}) and begin again in another --workdir"
       )
     assert self._metrics is not None, "begin() comes first"
     self._metrics.write(step, metrics)

@@ -169,7 +169,7 @@ def test_a_loss_that_is_no_number_stops_the_run_at_the_last_good_checkpoint(trai
   with Run(_config(), trained) as run:
     run.begin(_state())
     with pytest.raises(
-      ValueError, match=rf"step 101: {name} is {value}.*step 100 is the last good checkpoint.*optim.lr"
+      ValueError, match=rf"step 101: {name} is {value}.*the newest checkpoint is of step 100.*optim.lr"
     ):
       run.log(101, {name: value})
     assert run.newest == 100
