@@ -14,6 +14,7 @@ import pathlib
 import time
 from collections.abc import Iterator
 
+import jax
 import numpy as np
 from absl import app, flags
 
@@ -45,6 +46,7 @@ flags.DEFINE_boolean("analyse", False, "Print the tables instead of measuring.")
 flags.DEFINE_boolean("drops", False, "Score the answers without the strongest tokens of every estimator too.")
 
 _TOKENS = 160  # of memory
+_STEP = 64  # lengths are padded to multiples of it: question after question then needs few programs
 _TOP = 4
 _FOCUS = 2  # records whose tokens the second stage looks at
 
@@ -91,7 +93,7 @@ def _memory(chat: Chat, episode: Episode, question: Question) -> tuple[Bank, set
 def collect(folder: pathlib.Path) -> None:
   model = models.load(FLAGS.model)
   chat = Chat(model.tokenizer)
-  reader = Reader(model, FULL, Bm25(top_k=60), max_context=4096, max_new_tokens=24)
+  reader = Reader(model, FULL, Bm25(top_k=60), max_context=4096, max_new_tokens=24, step=_STEP)
   header = answer_prefix(chat, FULL)
   episodes, _ = locomo.read(FLAGS.data)
   folder.mkdir(parents=True, exist_ok=True)
@@ -130,7 +132,7 @@ def measure(model, header, answer: Answer, number: int) -> dict[str, np.ndarray]
 
   def measured_by(name: str, rows: np.ndarray, scorer: str) -> None:
     start = time.monotonic()
-    (measured[name],) = attribute.score(model, header, [problem], [rows], scorer=scorer)
+    (measured[name],) = attribute.score(model, header, [problem], [rows], scorer=scorer, step=_STEP)
     measured[f"{name}_seconds"] = np.array(time.monotonic() - start)
 
   measured_by("exact", masks[: FLAGS.exact], "exact")
@@ -268,7 +270,7 @@ def without_strongest(cases: list[Case], estimates: dict[str, list[Linear]]) -> 
     owned = tuple(Source(owner, i) for i in range(case.masks.shape[1]))
     problems.append(attribute.Problem(case.data["prompt"], case.data["source"], owned, case.data["answer"], ()))
   rows = [np.concatenate([without_top(fits[i][0], (_TOP,)) for fits in estimates.values()]) for i in range(len(cases))]
-  scores = np.stack(attribute.score(model, header, problems, rows))
+  scores = np.stack(attribute.score(model, header, problems, rows, step=_STEP))
   whole = np.array([case.data["judge"][-1] for case in cases])
   return {name: whole - scores[:, i] for i, name in enumerate(estimates)}
 
@@ -309,6 +311,7 @@ def _report(folder: pathlib.Path, cases: list[Case], estimates: dict[str, list[L
 
 
 def main(argv) -> None:
+  jax.config.update("jax_compilation_cache_dir", str(models.cache() / "compiled"))
   folder = pathlib.Path(FLAGS.out)
   if FLAGS.analyse:
     analyse(folder)
