@@ -20,7 +20,8 @@ import jax
 import numpy as np
 
 from attrimem_jax import checks
-from attrimem_jax.attribution.attribute import Attribution, Problem, fit, measure, part_of
+from attrimem_jax.attribution.ablations import LEVELS
+from attrimem_jax.attribution.attribute import Attribution, Estimator, Problem, fit, measure, part_of
 from attrimem_jax.attribution.lasso import Penalty
 from attrimem_jax.attribution.scoring import Scorer
 from attrimem_jax.data import dates
@@ -132,15 +133,31 @@ def check_prompts(prompts: object) -> None:
 
 
 def check_attribution(
-  where: str, *, masks: int, keep: float, scorer: str, penalty: str, alpha: float, seed: int
-) -> None:
-  """Raises ValueError where an argument of an attribution is out of range."""
+  where: str,
+  *,
+  estimator: str,
+  gradients: int,
+  masks: int,
+  scorer: str | None,
+  keep: float,
+  penalty: str,
+  alpha: float,
+  seed: int,
+) -> tuple[int, str]:
+  """Raises ValueError where an argument of an attribution is out of range; (measurements, scorer) that were chosen."""
+  checks.choice(f"estimator of {where}", estimator, Estimator)
+  checks.whole(f"gradients of {where}", gradients, 1, len(LEVELS))
   checks.whole(f"masks of {where}", masks, 2)
+  by_gradient = estimator == Estimator.GRADIENT
+  if scorer is None:
+    scorer = Scorer.MASKED if by_gradient else Scorer.CACHED
   checks.real(f"keep of {where}", keep, 0, 1)
-  checks.choice(f"scorer of {where}", scorer, Scorer)
+  scorers = [s for s in Scorer if not (by_gradient and s is Scorer.EXACT)]
+  checks.choice(f"scorer of {where}" + (" with the estimator gradient" if by_gradient else ""), scorer, scorers)
   checks.choice(f"penalty of {where}", penalty, Penalty)
   checks.real(f"alpha of {where}", alpha, 0)
   checks.whole(f"seed of {where}", seed, 0, checks.SEEDS)
+  return gradients if by_gradient else masks, scorer
 
 
 def _model(spec: str | pathlib.Path | LanguageModel) -> LanguageModel:
@@ -282,11 +299,13 @@ class Reply:
 
   def attribute(
     self,
-    masks: int = 64,
+    estimator: str = "gradient",
     *,
+    gradients: int = 5,
+    masks: int = 256,
+    scorer: str | None = None,
     keep: float = 0.5,
-    scorer: str = "exact",
-    penalty: str = "raw",
+    penalty: str = "held_out",
     alpha: float = 0.01,
     seed: int = 0,
     part: str = "",
@@ -294,9 +313,11 @@ class Reply:
     """Measures which of the policy's tokens the answer leaned on.
 
     Args:
-      masks: contexts with random tokens left out under which the answer is scored; more of them see smaller effects.
-      keep: probability that a token stays.
-      scorer: "exact" removes tokens from the text, "masked" hides them, "cached" hides them in one reading of the text.
+      estimator: "gradient" takes derivatives where the memory is faint, "lasso" leaves out tokens at random.
+      gradients, masks: how many measurements each of them takes.
+      scorer: "exact" removes tokens from the text (lasso alone), "masked" hides them, "cached" hides them in one
+        reading of the text; None is masked for the gradient and cached for random masks.
+      keep: probability that a token stays under a random mask.
       penalty: how `alpha` is meant: "raw", "context_cite", "relative" or "held_out" (see `attribution.lasso.Penalty`).
       alpha: of the LASSO, > 0; larger values leave fewer tokens with a weight.
       seed: of the masks, 0 to 2³² - 1.
@@ -305,7 +326,17 @@ class Reply:
     Raises:
       ValueError: the context holds no token of the policy, or an argument is out of range.
     """
-    check_attribution("Reply.attribute", masks=masks, keep=keep, scorer=scorer, penalty=penalty, alpha=alpha, seed=seed)
+    count, scorer = check_attribution(
+      "Reply.attribute",
+      estimator=estimator,
+      gradients=gradients,
+      masks=masks,
+      scorer=scorer,
+      keep=keep,
+      penalty=penalty,
+      alpha=alpha,
+      seed=seed,
+    )
     answer, reader = self.answer, self.memory.agent.reader
     if not answer.context.sources:
       raise ValueError(
@@ -315,10 +346,18 @@ class Reply:
     if part:
       problem = part_of(problem, *find(reader.model.tokenizer.pieces(problem.answer), part))
     header = answer_prefix(Chat(reader.model.tokenizer), reader.prompts)
-    drawn, scores = measure(
-      reader.model, header, [problem], masks, keep=keep, scorer=scorer, dtype=reader.dtype, step=reader.step
+    measured = measure(
+      reader.model,
+      header,
+      [problem],
+      count,
+      estimator=estimator,
+      keep=keep,
+      scorer=scorer,
+      dtype=reader.dtype,
+      step=reader.step,
     )
-    (attribution,) = fit([problem], drawn, scores, alpha=alpha, penalty=penalty)
+    (attribution,) = fit(measured, alpha=alpha, penalty=penalty)
     return Explanation(self, attribution)
 
   def __repr__(self) -> str:
@@ -377,7 +416,7 @@ class Explanation:
   def __repr__(self) -> str:
     used = f"{np.count_nonzero(self.weights)} of {_plural(len(self.weights), 'token')} have a weight"
     lines = [f"{weight:+8.3f}  {text!r} in #{record}" for text, weight, record in self.top()]
-    return "\n".join([f"{self.reply!r}", f"{used} ({len(self.attribution.masks)} masks):", *lines])
+    return "\n".join([f"{self.reply!r}", f"{used} ({self.attribution.measured}):", *lines])
 
   def _repr_html_(self) -> str:
     scale = html.largest(self.weights.tolist())

@@ -101,7 +101,8 @@ class Explained:
         "held_out_masks": judged.masks,
       },
       "gap": self.attribution.gap,
-      "masks": len(self.attribution.masks),
+      "estimator": str(self.attribution.measured.estimator),
+      "masks": len(self.attribution.measured.masks),
       "scorer": self.scorer,
       "tokens_read": self.tokens_read,
     }
@@ -156,7 +157,7 @@ class Explained:
     drops = ", ".join(f"{drop:.2f} nats without the top {k}" for k, drop in sorted(judged.drops.items()))
     return (
       f"On {judged.masks} held-out masks: rank correlation {judged.lds:.2f}, R² {judged.r2:.2f}. Log-probability falls "
-      f"by {drops}. {len(self.attribution.masks)} masks ({self.scorer}), {self.tokens_read:,} tokens read, duality gap "
+      f"by {drops}. {self.attribution.measured} ({self.scorer}), {self.tokens_read:,} tokens read, duality gap "
       f"{self.attribution.gap:.1e}."
     )
 
@@ -169,8 +170,10 @@ def attribute(
   model: str | LanguageModel = "embedded:answer",
   sources: str | Sequence[str] = "token",
   prompts: Prompts | None = None,
+  estimator: str = "gradient",
+  gradients: int = 5,
   masks: int = 256,
-  scorer: str = "cached",
+  scorer: str | None = None,
   penalty: str = "held_out",
   alpha: float = 0.01,
   keep: float = 0.5,
@@ -189,8 +192,10 @@ def attribute(
     model: the answer model: what `io.models.load` takes, or a model that is loaded already.
     sources: "token", "word", "sentence", "record" (a line), or the parts themselves, which must join to the text.
     prompts: the words around text and question; None takes those the model was made for.
-    masks: random ablations under which the answer is scored.
-    scorer: "exact" removes parts from the text, "masked" hides them, "cached" hides them in one reading of the text.
+    estimator: "gradient" takes derivatives where the text is faint, "lasso" leaves out parts at random.
+    gradients, masks: how many measurements each of them takes.
+    scorer: "exact" removes parts from the text (lasso alone), "masked" hides them, "cached" hides them in one reading
+      of the text; None is masked for the gradient and cached for random masks.
     penalty, alpha: of the LASSO (`attribution.lasso.Penalty`).
     keep: probability that a part stays.
     held_out: masks that only judge the result; they are scored exactly whatever the scorer.
@@ -210,7 +215,17 @@ def attribute(
   check_model("model of attribute", model)
   check_prompts(prompts)
   _check_sources(sources)
-  check_attribution("attribute", masks=masks, keep=keep, scorer=scorer, penalty=penalty, alpha=alpha, seed=seed)
+  count, scorer = check_attribution(
+    "attribute",
+    estimator=estimator,
+    gradients=gradients,
+    masks=masks,
+    scorer=scorer,
+    keep=keep,
+    penalty=penalty,
+    alpha=alpha,
+    seed=seed,
+  )
   checks.whole("held_out of attribute", held_out, 2)
   checks.whole("max_new_tokens of attribute", max_new_tokens, 1)
   checks.choice("dtype of attribute", dtype, DTYPES)
@@ -236,12 +251,12 @@ def attribute(
   problem = Problem(prompt, places, owned, said, (seed,))
   if part:
     problem = attributions.part_of(problem, *find(chat.tokenizer.pieces(said), part))
-  drawn, scores = attributions.measure(
-    loaded, header, [problem], masks, keep=keep, scorer=scorer, dtype=dtype, step=_STEP
+  measured = attributions.measure(
+    loaded, header, [problem], count, estimator=estimator, keep=keep, scorer=scorer, dtype=dtype, step=_STEP
   )
-  (found,) = attributions.fit([problem], drawn, scores, alpha=alpha, penalty=penalty)
+  (found,) = attributions.fit(measured, alpha=alpha, penalty=penalty)
   (judged,) = attributions.judge(loaded, header, [found], held_out, top=_TOP, keep=keep, dtype=dtype, step=_STEP)
-  read = attributions.tokens_read(header, problem, drawn[0], scorer)
+  read = attributions.tokens_read(header, problem, measured[0].masks, scorer)
   read += attributions.tokens_read(header, problem, np.ones((held_out + len(_TOP) + 1, len(parts)), bool))
   return Explained(question, chat.said(said), part, ids, source, parts, found, judged, scorer, read, tuple(tokens))
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ml_collections import ConfigDict
 
 from attrimem_jax import checks
+from attrimem_jax.attribution.ablations import LEVELS
 from attrimem_jax.data import locomo, synthetic
 from attrimem_jax.types import Module
 
@@ -34,6 +35,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
   "answer.retriever.name": ("bm25", "dense"),
   "rollout.horizon.bank": ("empty", "reference"),
   "reward.kind": ("contains", "f1", "exact"),
+  "attribution.estimator": ("lasso", "gradient"),
   "attribution.penalty": ("raw", "context_cite", "relative", "held_out"),
   "attribution.explain": ("generated", "gold", "contrast"),
   "attribution.scorer": ("exact", "masked", "cached"),
@@ -68,6 +70,8 @@ _AT_LEAST: Mapping[str, float] = {
   "rollout.records_budget": 0,
   "rollout.bucket": 1,
   "reward.questions": 0,
+  "attribution.gradients": 1,
+  "attribution.gate": 0,
   "attribution.alpha": 1e-6,  # without a penalty no source could be told from noise
   "explain.masks": 2,
   "explain.held_out": 2,
@@ -119,6 +123,8 @@ _AT_MOST: Mapping[str, float] = {
   "rollout.histories": 65_536,
   "eval.episodes": 1_000_000,
   "eval.bootstrap": 1_000_000,
+  "attribution.gradients": len(LEVELS),
+  "attribution.gate": 65_536,
   "explain.masks": 65_536,
   "explain.held_out": 65_536,
   "sft.batch": 65_536,
@@ -209,6 +215,12 @@ def _cross_checks(config: ConfigDict) -> Iterator[str]:
   elif config.job != "export":
     yield from _data_set(config)
     yield from _memory(config)
+  if config.job in ("train", "attribute") and (config.attribution.estimator, config.attribution.scorer) == (
+    "gradient",
+    "exact",
+  ):
+    what = "has no gradient, which config.attribution.estimator asks for"
+    yield _problem(config, "attribution.scorer", what, "Use masked or cached.")
   if config.job == "train":
     yield from _attribution_problems(config)
     yield from _batch(config)
@@ -309,6 +321,8 @@ def _attribution_problems(config: ConfigDict) -> Iterator[str]:
   if not _is_schedule(config.attribution.masks):
     what = "must be pairs (from step, masks) that start at step 0, with steps and masks rising and 2 to 65,536 masks"
     yield _problem(config, "attribution.masks", what, "Use for example ((0, 8), (80, 16), (200, 32)).")
+  if config.attribution.gate == 1:
+    yield _problem(config, "attribution.gate", "cannot rank a single mask", "Use 0, or some 16 masks.")
   if config.attribution.unit == "none" and config.rl.lambda_ > 0:
     what = "weighs a process reward that config.attribution.unit='none' switches off"
     yield _problem(config, "rl.lambda_", what, "Use 0, or choose a unit.")

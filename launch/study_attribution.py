@@ -41,14 +41,13 @@ flags.DEFINE_integer("exact", 64, "Masks by the exact scorer.")
 flags.DEFINE_integer("masked", 16, "Masks by the masked scorer.")
 flags.DEFINE_integer("cached", 256, "Masks by the cached scorer.")
 flags.DEFINE_integer("held_out", 32, "Masks to judge by.")
-flags.DEFINE_integer("stage", 64, "Masks of each stage of the two-stage estimator, by the cached scorer.")
 flags.DEFINE_boolean("analyse", False, "Print the tables instead of measuring.")
 flags.DEFINE_boolean("drops", False, "Score the answers without the strongest tokens of every estimator too.")
 
 _TOKENS = 160  # of memory
 _STEP = 64  # lengths are padded to multiples of it: question after question then needs few programs
 _TOP = 4
-_FOCUS = 2  # records whose tokens the second stage looks at
+_LEVELS = (0.0625, 0.125, 0.25, 0.5, 1.0)  # of all gates, at which gradients are taken
 
 
 def questions(episodes: tuple[Episode, ...], chat: Chat, count: int) -> Iterator[tuple[Question, Bank, set[int]]]:
@@ -91,6 +90,7 @@ def _memory(chat: Chat, episode: Episode, question: Question) -> tuple[Bank, set
 
 
 def collect(folder: pathlib.Path) -> None:
+  """Measures what is asked for and not there yet, question by question."""
   model = models.load(FLAGS.model)
   chat = Chat(model.tokenizer)
   reader = Reader(model, FULL, Bm25(top_k=60), max_context=4096, max_new_tokens=24, step=_STEP)
@@ -100,64 +100,74 @@ def collect(folder: pathlib.Path) -> None:
   started, done = time.monotonic(), 0
   for number, (question, bank, gold) in enumerate(questions(episodes, chat, FLAGS.questions)):
     path = folder / f"{number:03d}.npz"
-    if path.exists():
+    case = dict(np.load(path, allow_pickle=False)) if path.exists() else _asked(reader, chat, question, bank, gold)
+    if not measure(model, header, case, number):
       continue
-    ((answer,),) = ask(reader, [(bank, [question], None)], chat)
-    measured = measure(model, header, answer, number)
-    inside = _inside(answer, bank, gold)
     partial = path.with_suffix(".part")
     with partial.open("wb") as file:
-      np.savez_compressed(file, **measured, evidence=inside, words=json.dumps([question.text, answer.text,
-                          *question.answers]), length=len(answer.completion.ids))  # fmt: skip
+      np.savez_compressed(file, **case)
     partial.rename(path)
     done += 1
     rate = (time.monotonic() - started) / done
-    print(f"{number + 1}/{FLAGS.questions}  {rate:.0f} s a question  {question.text!r} -> {answer.text!r}", flush=True)
+    print(f"{number + 1}/{FLAGS.questions}  {rate:.0f} s a question  {case['words']}", flush=True)
 
 
-def measure(model, header, answer: Answer, number: int) -> dict[str, np.ndarray]:
-  """Masks and log-probabilities; `…_seconds` are those of the call, compilation included where a shape is new."""
-  problem = attribute.Problem(answer.prompt, answer.source, answer.context.sources, answer.completion.ids, (0, number))
+def _asked(reader: Reader, chat: Chat, question: Question, bank: Bank, gold: set[int]) -> dict[str, np.ndarray]:
+  ((answer,),) = ask(reader, [(bank, [question], None)], chat)
+  return {
+    "prompt": answer.prompt,
+    "source": answer.source,
+    "answer": answer.completion.ids,
+    "evidence": _inside(answer, bank, gold),
+    "words": np.array(json.dumps([question.text, answer.text, *question.answers])),
+  }
+
+
+def _problem(case: dict[str, np.ndarray], number: int = 0) -> attribute.Problem:
+  owner = CallKey("", 0, 0, Module.SEMANTIC)
+  sources = tuple(Source(owner, i) for i in range(len(case["evidence"])))
+  return attribute.Problem(case["prompt"], case["source"], sources, case["answer"], (0, number))
+
+
+def measure(model, header, case: dict[str, np.ndarray], number: int) -> bool:
+  """Adds the log-probabilities that `case` lacks, and whether it lacked any.
+
+  `…_seconds` is a mask's share of its call, compilation included where a shape is new.
+  """
+  problem = _problem(case, number)
   sources = len(problem.sources)
-  most = max(FLAGS.exact, FLAGS.masked, FLAGS.cached)
-  masks = ablations.draw(np.random.default_rng([0, number]), most, sources)
   held_out = ablations.draw(np.random.default_rng([1, number]), FLAGS.held_out, sources)
-  measured = {"masks": masks, "held_out": held_out, "prompt": answer.prompt, "source": answer.source}
-  measured["answer"] = answer.completion.ids
-  for scorer in ("exact", "cached"):  # what the first M masks cost, for every M
-    none, one = (attribute.tokens_read(header, problem, masks[:m], scorer) for m in (0, 1))
-    each = np.array([attribute.tokens_read(header, problem, row[None], scorer) - none for row in masks])
-    measured[f"{scorer}_tokens"] = none + np.cumsum(each)
-    assert measured[f"{scorer}_tokens"][0] == one
-
-  def measured_by(name: str, rows: np.ndarray, scorer: str) -> None:
-    start = time.monotonic()
-    (measured[name],) = attribute.score(model, header, [problem], [rows], scorer=scorer, step=_STEP)
-    measured[f"{name}_seconds"] = np.array(time.monotonic() - start)
-
-  measured_by("exact", masks[: FLAGS.exact], "exact")
-  measured_by("masked", masks[: FLAGS.masked], "masked")
-  measured_by("cached", masks[: FLAGS.cached], "cached")
-  measured_by("judge", np.concatenate([held_out, np.ones((1, sources), bool)]), "exact")
-  rng = np.random.default_rng([2, number])
-  measured["paired_masks"] = ablations.draw(rng, 2 * FLAGS.stage, sources, antithetic=True)
-  measured_by("paired", measured["paired_masks"], "cached")
-  # Two stages: whole records first, then the tokens of those that mattered, while all other records stay.
-  measured["record_of"] = record_of = _record_of(answer)
-  by_record = ablations.draw(rng, FLAGS.stage, record_of.max() + 1)
-  measured["stage1_masks"] = by_record[:, record_of]
-  measured_by("stage1", measured["stage1_masks"], "cached")
-  weights, _ = by_ridge(lasso.Problem(by_record[: FLAGS.stage // 2], target(measured["stage1"])[: FLAGS.stage // 2], 1))
-  focus = np.isin(record_of, np.argsort(-np.abs(weights), kind="stable")[:_FOCUS])
-  measured["stage2_masks"] = ablations.draw(rng, FLAGS.stage, sources) | ~focus
-  measured_by("stage2", measured["stage2_masks"], "cached")
-  return measured
-
-
-def _record_of(answer: Answer) -> np.ndarray:
-  """int [S]: the place of the record that a source stands in, counted from 0."""
-  starts = [record.start for record in answer.context.records]
-  return np.searchsorted(starts, [source.position for source in answer.context.sources], side="right") - 1
+  asked = {"exact": FLAGS.exact, "masked": FLAGS.masked, "cached": FLAGS.cached, "judge": FLAGS.held_out + 1}
+  most = max(*asked.values(), *(len(case[name]) for name in asked if name in case))
+  masks = ablations.draw(np.random.default_rng([0, number]), most, sources)
+  lacking = False
+  for name, count in asked.items():
+    known = case.get(name, np.zeros(0, np.float32))
+    if len(known) >= count:
+      continue
+    rows = masks[:count]
+    if name == "judge":  # its last row removes nothing
+      rows, known = np.concatenate([held_out, np.ones((1, sources), bool)]), known[:0]
+    lacking, start, scorer = True, time.monotonic(), "exact" if name == "judge" else name
+    (found,) = attribute.score(model, header, [problem], [rows[len(known) :]], scorer=scorer, step=_STEP)
+    case[name] = np.concatenate([known, found])
+    case[f"{name}_seconds"] = np.array((time.monotonic() - start) / len(found))
+  gates = np.repeat(np.array(_LEVELS)[:, None], sources, axis=1)
+  for scorer in ("masked", "cached"):
+    if len(case.get(f"{scorer}_slopes", ())) == len(gates):
+      continue
+    lacking, start = True, time.monotonic()
+    (logp,), (found,) = attribute.slopes(model, header, [problem], [gates], scorer=scorer, step=_STEP)
+    case |= {f"{scorer}_gated": logp, f"{scorer}_slopes": found}
+    case[f"{scorer}_slopes_seconds"] = np.array((time.monotonic() - start) / len(gates))
+  if lacking:
+    case |= {"held_out": held_out, "masks": masks}
+    for scorer in ("exact", "cached"):  # what the first M masks cost, for every M
+      none, one = (attribute.tokens_read(header, problem, masks[:m], scorer) for m in (0, 1))
+      each = np.array([attribute.tokens_read(header, problem, row[None], scorer) - none for row in masks])
+      case[f"{scorer}_tokens"] = none + np.cumsum(each)
+      assert case[f"{scorer}_tokens"][0] == one
+  return lacking
 
 
 def _inside(answer: Answer, bank: Bank, gold: set[int]) -> np.ndarray:
@@ -174,7 +184,7 @@ class Case:
     self.masks, self.evidence = self.data["masks"], self.data["evidence"]
     self.exact, self.masked, self.cached = (target(self.data[name]) for name in ("exact", "masked", "cached"))
     self.held_out, self.judge = self.data["held_out"], target(self.data["judge"][:-1])
-    self.length = int(self.data["length"])
+    self.length = len(self.data["answer"])
 
   def affordable(self, masks: int) -> int:
     """How many cached masks cost what `masks` exact ones do, in tokens read."""
@@ -213,24 +223,6 @@ def corrected(case: Case, exact: int, cached: int) -> lasso.Problem:
   return lasso.Problem(case.masks[:cached], y, case.length)
 
 
-def two_stage(case: Case, first: int, second: int) -> Linear:
-  """A token of a record that the second stage looked at has its own weight; all others share that of their record."""
-  record_of, shape = case.data["record_of"], (case.data["record_of"].max() + 1,)
-  whole = case.data["stage1_masks"][:first]
-  by_record = np.stack([whole[:, record_of == r].any(1) for r in range(shape[0])], 1)
-  coarse, _ = by_ridge(lasso.Problem(by_record, target(case.data["stage1"])[:first], case.length))
-  rows = case.data["stage2_masks"][:second]
-  varied = ~rows.all(0)
-  fine, _ = by_ridge(lasso.Problem(rows[:, varied], target(case.data["stage2"])[:second], case.length))
-  weights = (coarse / np.bincount(record_of, minlength=shape[0]))[record_of]
-  weights[varied] = fine
-  return weights, 0.0
-
-
-def paired(case: Case, count: int) -> lasso.Problem:
-  return lasso.Problem(case.data["paired_masks"][:count], target(case.data["paired"])[:count], case.length)
-
-
 def analyse(folder: pathlib.Path) -> None:
   cases = [Case(path) for path in sorted(folder.glob("[0-9]*.npz"))]
   estimates: dict[str, list[Linear]] = {}
@@ -250,9 +242,6 @@ def analyse(folder: pathlib.Path) -> None:
     estimates[f"cached {name}, raw 0.01"] = by_lasso("raw", 0.01, problems("cached", count))
     estimates[f"cached {name}, held-out"] = by_lasso("held_out", 0.01, problems("cached", count))
     estimates[f"cached {name}, ridge"] = [by_ridge(p) for p in problems("cached", count)]
-  estimates["cached 64 in pairs, ridge"] = [by_ridge(paired(case, 64)) for case in cases]
-  estimates["two stages of 32 cached, ridge"] = [two_stage(case, 32, 32) for case in cases]
-  estimates["two stages of 32 and 64 cached, ridge"] = [two_stage(case, 32, 64) for case in cases]
   for exact in (8, 16):  # the rest of the cost of 32 exact masks in cached ones
     mixed = [corrected(case, exact, max(case.affordable(32 - exact), exact)) for case in cases]
     estimates[f"exact {exact} + cached, at the cost of 32 exact, held-out"] = by_lasso("held_out", 0.01, mixed)
@@ -264,11 +253,7 @@ def without_strongest(cases: list[Case], estimates: dict[str, list[Linear]]) -> 
   """Nats that each answer loses without the `_TOP` strongest tokens of an estimator, by the exact scorer."""
   model = models.load(FLAGS.model)
   header = answer_prefix(Chat(model.tokenizer), FULL)
-  owner = CallKey("", 0, 0, Module.SEMANTIC)
-  problems = []
-  for case in cases:
-    owned = tuple(Source(owner, i) for i in range(case.masks.shape[1]))
-    problems.append(attribute.Problem(case.data["prompt"], case.data["source"], owned, case.data["answer"], ()))
+  problems = [_problem(case.data) for case in cases]
   rows = [np.concatenate([without_top(fits[i][0], (_TOP,)) for fits in estimates.values()]) for i in range(len(cases))]
   scores = np.stack(attribute.score(model, header, problems, rows, step=_STEP))
   whole = np.array([case.data["judge"][-1] for case in cases])
@@ -304,7 +289,7 @@ def _report(folder: pathlib.Path, cases: list[Case], estimates: dict[str, list[L
   in_place = [np.corrcoef(c.exact[: len(c.masked)], c.masked)[0, 1] for c in cases]
   print(f"correlation of targets with exact ones: cached {np.mean(bias):.2f}, masked {np.mean(in_place):.2f}")
   for name in ("exact", "masked", "cached"):
-    each = [float(c.data[f"{name}_seconds"]) / len(c.data[name]) for c in cases]
+    each = [float(c.data[f"{name}_seconds"]) for c in cases]
     print(f"{name}: {np.median(each):.3f} s a mask")
   print(f"cached masks for the tokens of 32 exact ones: {np.mean([c.affordable(32) for c in cases]):.0f}")
   (folder / "summary.json").write_text(json.dumps(rows, indent=1) + "\n")

@@ -64,7 +64,9 @@ def test_the_record_that_holds_the_answer_has_the_largest_weight(explained):
   assert explained.top(1)[0][0] == explained.parts[0]
   assert explained.weights[0] > 1
   assert explained.answer == ANSWER
-  exact = attrimem_jax.attribute(TEXT, QUESTION, ANSWER, sources="record", masks=16, held_out=4, scorer="exact")
+  exact = attrimem_jax.attribute(
+    TEXT, QUESTION, ANSWER, sources="record", estimator="lasso", masks=16, held_out=4, scorer="exact"
+  )
   assert exact.top(1)[0][0] == explained.parts[0]
   assert exact.tokens_read > explained.tokens_read / 2
 
@@ -113,7 +115,7 @@ def test_what_is_saved_says_everything_and_is_escaped(explained, tmp_path):
     *(({"keep": value}, "0 < keep < 1") for value in (1.0, float("nan"), "x")),
     *(({"alpha": value}, "0 < alpha") for value in (0, float("inf"))),
     *(({"seed": value}, "0 to 4294967295") for value in (-1, 2**64, 10**5000, "1")),
-    ({"scorer": "x"}, "use one of exact, masked, cached"),
+    ({"scorer": "x"}, "use one of masked, cached"),
     ({"penalty": "x"}, "use one of raw, context_cite, relative, held_out"),
     ({"dtype": "float8"}, "use one of float32, bfloat16"),
   ],
@@ -157,7 +159,7 @@ def test_the_job_explains_every_case_and_goes_on_where_it_stopped(tmp_path, caps
   assert "000 is there already" in capsys.readouterr().out
   assert (tmp_path / "run" / "000" / "attribution.json").read_text() == first
   second = json.loads((tmp_path / "run" / "001" / "attribution.json").read_text())
-  assert second["masks"] == 8
+  assert (second["estimator"], second["masks"]) == ("gradient", 5)
   assert np.isfinite([part["weight"] for part in second["parts"]]).all()
 
 

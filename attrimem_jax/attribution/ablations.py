@@ -9,17 +9,14 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def draw(rng: np.random.Generator, masks: int, sources: int, keep: float = 0.5, antithetic: bool = False) -> np.ndarray:
-  """Masks bool [M, S], True where a source stays; each entry is Bernoulli(`keep`), independent.
+def draw(rng: np.random.Generator, masks: int, sources: int, keep: float = 0.5) -> np.ndarray:
+  """Masks bool [M, S], True where a source stays; each entry is Bernoulli(`keep`), independent."""
+  return rng.random((masks, sources)) < keep
 
-  `antithetic` makes every second row the complement of the one before it, which needs keep = 1/2.
-  """
-  if antithetic and keep != 0.5:
-    raise ValueError(f"antithetic masks are complements, so keep must be 0.5, got {keep}")
-  half = rng.random((masks if not antithetic else -(-masks // 2), sources)) < keep
-  if not antithetic:
-    return half
-  return np.stack([half, ~half], axis=1).reshape(-1, sources)[:masks]
+
+LEVELS = (1 / 8, 1 / 2, 1 / 4, 1 / 16, 1.0)
+"""Factors at which gradients are taken, the most telling first. At full strength attention is so sure of itself that a
+derivative says little; their mean is close to the integral from nothing to full strength."""
 
 
 def masks_at(step: int, schedule: Sequence[tuple[int, int]]) -> int:
@@ -42,5 +39,5 @@ def ablate(ids: np.ndarray, source: np.ndarray, keep: np.ndarray) -> list[np.nda
 
 
 def stays(source: np.ndarray, keep: np.ndarray) -> np.ndarray:
-  """Which tokens stay under each mask, bool [M, T]; those that are no source always do."""
-  return np.concatenate([keep, np.ones((len(keep), 1), bool)], axis=1)[:, source]  # -1 finds the added column
+  """Which tokens stay under each mask, [M, T] like `keep`; those that are no source always do."""
+  return np.concatenate([keep, np.ones((len(keep), 1), keep.dtype)], axis=1)[:, source]  # -1 finds the added column

@@ -1,19 +1,36 @@
-"""Attribution of an answer to the tokens in its context: mask, score, fit (AttriMem §3.3, after ContextCite).
+"""Attribution of an answer to the tokens in its context: measure, then estimate what every source is worth.
 
-For each problem, M random masks remove sources from the prompt, the answer model scores the fixed answer after what is
-left, and a LASSO of the scores' logits on the masks gives every source a weight. All problems are scored and fitted
-together.
+Two estimators, whose weights mean the same, the logits that a source adds to the answer's probability:
+
+  lasso     M random masks remove sources from the prompt, the answer model scores the fixed answer after what is left,
+            and a LASSO of the scores' logits on the masks gives every source a weight (AttriMem §3.3, after
+            ContextCite). Random masks see S sources through M numbers.
+  gradient  all sources are made faint instead: their weight in the attention of others is multiplied by one factor, and
+            the derivative of the logit by each source's own factor is taken, at M factors. Each measurement tells
+            something of every source, at about three times the price of a mask.
+
+All problems are measured and estimated together.
 """
 
 import dataclasses
+import enum
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from attrimem_jax.attribution import lasso
-from attrimem_jax.attribution.ablations import ablate, draw, stays
+from attrimem_jax.attribution.ablations import LEVELS, ablate, draw, stays
 from attrimem_jax.attribution.faithfulness import Faithfulness, lds, r2, without_top
-from attrimem_jax.attribution.scoring import Scorer, answer_logprobs, cached_logprobs, target
+from attrimem_jax.attribution.scoring import (
+  Scorer,
+  answer_gradients,
+  answer_logprobs,
+  cached_gradients,
+  cached_logprobs,
+  target,
+  target_slope,
+)
 from attrimem_jax.memory.context import Source
 
 
@@ -49,6 +66,43 @@ def part_of(problem: Problem, start: int, stop: int) -> Problem:
   )
 
 
+class Estimator(enum.StrEnum):
+  """How weights are made of measurements."""
+
+  LASSO = "lasso"
+  GRADIENT = "gradient"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Measurement:
+  """What the answer model said of one problem.
+
+  Attributes:
+    problem: what is explained.
+    masks: bool [M, S], which sources stayed; float [M, S] for the gradient, the factors of their weight.
+    logp: float32 [M], log-probability of the answer under each mask; [2, M], also of the rival, where there is one.
+    slopes: None, or for the gradient float32 [M, S] or [2, M, S], derivatives of `logp` by `masks`.
+  """
+
+  problem: Problem
+  masks: np.ndarray
+  logp: np.ndarray
+  slopes: np.ndarray | None = None
+
+  @property
+  def estimator(self) -> Estimator:
+    return Estimator.LASSO if self.slopes is None else Estimator.GRADIENT
+
+  def __str__(self) -> str:
+    noun = "mask" if self.estimator is Estimator.LASSO else "gradient"
+    return f"{len(self.masks)} {noun}" + ("s" if len(self.masks) != 1 else "")
+
+  @property
+  def targets(self) -> np.ndarray:
+    """Logits of the answer's probability, less those of the rival's, float64 [M]."""
+    return _target(self.logp)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Attribution:
   """Weights of a problem's sources with the measurements behind them.
@@ -57,19 +111,17 @@ class Attribution:
     problem: what was explained.
     weights: float32 [S], logits that a source adds to the answer.
     intercept: the surrogate's value with every source removed.
-    gap: relative duality gap of the fit.
-    masks: bool [M, S].
-    logp: float32 [M], log-probability of the answer under each mask; [2, M], also of the rival, where there is one.
-    targets: float64 [M], its logit, less that of the rival.
+    gap: relative duality gap of the fit; 0 of a gradient, which fits nothing.
+    measured: by which.
+    faithfulness: how it was judged, if it was.
   """
 
   problem: Problem
   weights: np.ndarray
   intercept: float
   gap: float
-  masks: np.ndarray
-  logp: np.ndarray
-  targets: np.ndarray
+  measured: Measurement
+  faithfulness: Faithfulness | None = None
 
   def predict(self, masks: np.ndarray) -> np.ndarray:
     """The surrogate's targets, float64 [M], for masks bool [M, S]."""
@@ -82,34 +134,38 @@ def measure(
   problems: Sequence[Problem],
   masks: int,
   *,
+  estimator: str = "lasso",
   keep: float = 0.5,
-  antithetic: bool = False,
   scorer: str = "exact",
   dtype: str = "float32",
   step: int = 16,
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
-  """Draws the masks of every problem and scores its answer under each.
+) -> list[Measurement]:
+  """Measures what an estimator needs.
 
   Args:
     model: the frozen answer model, an `io.models.LanguageModel`.
     prefix: ids that precede every prompt and are read once for all.
     problems: what to explain; a problem's masks follow from its own seed, whatever stands beside it.
-    masks: M. The first masks of a problem are the same for every M.
-    keep: probability that a source stays.
-    antithetic: draw masks in pairs (v, 1 - v).
-    scorer: how the sources that a mask removes are kept from the answer (`scoring.Scorer`).
+    masks: M. The first random masks of a problem are the same for every M; of the gradient, M of `ablations.LEVELS`.
+    estimator: "lasso" or "gradient".
+    keep: probability that a source stays under a random mask.
+    scorer: how the sources that a mask removes are kept from the answer (`scoring.Scorer`); "exact" has no gradient.
     dtype, step: of the computation, and granularity of padded widths.
 
-  Returns:
-    For each problem its masks, bool [M, S], and its answer's log-probability under each, float32 [M], or [2, M] with
-    that of its rival.
-
   Raises:
-    ValueError: `source` does not fit prompt and sources, or a row is empty or too long for the model.
+    ValueError: `source` does not fit prompt and sources, a row is empty or too long for the model, or the scorer has no
+      gradient.
   """
   _check(problems)
-  drawn = [draw(_rng(p), masks, len(p.sources), keep, antithetic) for p in problems]
-  return drawn, score(model, prefix, problems, drawn, scorer=scorer, dtype=dtype, step=step)
+  settings: dict[str, Any] = {"scorer": scorer, "dtype": dtype, "step": step}
+  if Estimator(estimator) is Estimator.GRADIENT:
+    assert 0 < masks <= len(LEVELS), f"{masks} gradients, there are {len(LEVELS)} levels"
+    drawn = [np.repeat(np.array(LEVELS[:masks])[:, None], len(p.sources), axis=1) for p in problems]
+    measured = zip(*slopes(model, prefix, problems, drawn, **settings), strict=True)
+    return [Measurement(p, v, *found) for p, v, found in zip(problems, drawn, measured, strict=True)]
+  drawn = [draw(_rng(p), masks, len(p.sources), keep) for p in problems]
+  scores = score(model, prefix, problems, drawn, **settings)
+  return [Measurement(*found) for found in zip(problems, drawn, scores, strict=True)]
 
 
 def _rng(problem: Problem, purpose: int = 0) -> np.random.Generator:
@@ -128,12 +184,55 @@ def score(
   step: int = 16,
 ) -> list[np.ndarray]:
   """Log-probability of every problem's answer under each of its masks, all scored together: float32 [M] or [2, M]."""
+  everything, drawn, put_together = _with_rivals(problems, masks)
+  return put_together(_SCORERS[Scorer(scorer)](model, prefix, everything, drawn, dtype, step))
+
+
+def slopes(
+  model,
+  prefix: Sequence[int],
+  problems: Sequence[Problem],
+  gates: Sequence[np.ndarray],
+  *,
+  scorer: str = "masked",
+  dtype: str = "float32",
+  step: int = 16,
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+  """`score` with half-closed gates, and its derivative by each of them.
+
+  Args:
+    gates: float [M, S] in (0, 1] for each problem: the factor of a source's weight in the attention of those from which
+      `scorer` ("masked" or "cached") would hide it.
+
+  Returns:
+    For each problem log-probabilities, float32 [M], and derivatives, float32 [M, S]; [2, M] and [2, M, S] with a rival.
+  """
+  if Scorer(scorer) not in _SLOPES:
+    raise ValueError(f"the scorer {scorer!r} has no gradient: use {' or '.join(_SLOPES)} with it")
+  everything, drawn, put_together = _with_rivals(problems, gates)
+  drawn = [np.asarray(g, np.float32) for g in drawn]
+  scores, by_token = _SLOPES[Scorer(scorer)](model, prefix, everything, drawn, dtype, step)
+  by_source = [_per_source(p, one) for p, one in zip(everything, by_token, strict=True)]
+  return put_together(scores), put_together(by_source)
+
+
+def _with_rivals(problems: Sequence[Problem], masks: Sequence[np.ndarray]):
+  """(problems and rivals, their masks, a function that stacks what was found of a rival on what was of its problem)."""
   rivals = [(i, p.rival) for i, p in enumerate(problems) if p.rival is not None]
   everything = [*problems, *(dataclasses.replace(problems[i], answer=rival, rival=None) for i, rival in rivals)]
-  drawn = [*masks, *(masks[i] for i, _ in rivals)]
-  scores = _SCORERS[Scorer(scorer)](model, prefix, everything, drawn, dtype, step)
-  paired = {i: np.stack([scores[i], scores[len(problems) + k]]) for k, (i, _) in enumerate(rivals)}
-  return [paired.get(i, scores[i]) for i in range(len(problems))]
+
+  def put_together(found: Sequence[np.ndarray]) -> list[np.ndarray]:
+    paired = {i: np.stack([found[i], found[len(problems) + k]]) for k, (i, _) in enumerate(rivals)}
+    return [paired.get(i, found[i]) for i in range(len(problems))]
+
+  return everything, [*masks, *(masks[i] for i, _ in rivals)], put_together
+
+
+def _per_source(problem: Problem, by_token: np.ndarray) -> np.ndarray:
+  """Sums derivatives float32 [M, ≤ T] over the tokens of each source."""
+  found = np.zeros((len(problem.sources) + 1, len(by_token)), np.float32)
+  np.add.at(found, problem.source[: by_token.shape[1]], by_token.T)  # -1 is the added row
+  return found[:-1].T
 
 
 def _scores_from_text(model, prefix, problems, masks, dtype, step) -> list[np.ndarray]:
@@ -143,9 +242,24 @@ def _scores_from_text(model, prefix, problems, masks, dtype, step) -> list[np.nd
 
 
 def _scores_in_place(model, prefix, problems, masks, dtype, step) -> list[np.ndarray]:
-  pairs = [(p, row) for p, v in zip(problems, masks, strict=True) for row in ~stays(p.source, v)]
-  prompts, answers, hidden = [p.prompt for p, _ in pairs], [p.answer for p, _ in pairs], [row for _, row in pairs]
-  return _split(answer_logprobs(model, prefix, prompts, answers, hidden=hidden, dtype=dtype, step=step), masks)
+  prompts, answers, keep = _in_place(problems, masks)
+  return _split(answer_logprobs(model, prefix, prompts, answers, keep=keep, dtype=dtype, step=step), masks)
+
+
+def _slopes_in_place(model, prefix, problems, gates, dtype, step) -> tuple[list[np.ndarray], list[np.ndarray]]:
+  scores, found = answer_gradients(model, prefix, *_in_place(problems, gates), dtype=dtype, step=step)
+  rows = iter(found)
+  by_token = [
+    np.stack([next(rows) for _ in g]) if len(g) else np.zeros((0, len(p.prompt)), np.float32)
+    for p, g in zip(problems, gates, strict=True)
+  ]
+  return _split(scores, gates), by_token
+
+
+def _in_place(problems, masks) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
+  """Prompts, answers and what stays of the prompts, a row for each mask."""
+  pairs = [(p, row) for p, v in zip(problems, masks, strict=True) for row in stays(p.source, v)]
+  return [p.prompt for p, _ in pairs], [p.answer for p, _ in pairs], [row for _, row in pairs]
 
 
 def _split(scores: np.ndarray, masks: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -154,21 +268,24 @@ def _split(scores: np.ndarray, masks: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def _scores_from_cache(model, prefix, problems, masks, dtype, step) -> list[np.ndarray]:
+  return cached_logprobs(model, *_behind_contexts(prefix, problems, masks), dtype=dtype, step=step)
+
+
+def _slopes_from_cache(model, prefix, problems, gates, dtype, step) -> tuple[list[np.ndarray], list[np.ndarray]]:
+  scores, found = cached_gradients(model, *_behind_contexts(prefix, problems, gates), dtype=dtype, step=step)
+  return scores, [one[:, len(prefix) :] for one in found]
+
+
+def _behind_contexts(prefix, problems, masks):
   """The context up to its last source is the shared prefix; all tokens after it are read again for every mask."""
   ends = [_context_end(p) for p in problems]
   header = np.asarray(prefix, np.int32)
   keeps = [
-    np.concatenate([np.ones((len(v), len(header)), bool), stays(p.source[:end], v)], axis=1)
+    np.concatenate([np.ones((len(v), len(header)), v.dtype), stays(p.source[:end], v)], axis=1)
     for p, v, end in zip(problems, masks, ends, strict=True)
   ]
-  return cached_logprobs(
-    model,
-    [np.concatenate([header, p.prompt[:end]]) for p, end in zip(problems, ends, strict=True)],
-    [(p.prompt[end:], p.answer) for p, end in zip(problems, ends, strict=True)],
-    keeps,
-    dtype=dtype,
-    step=step,
-  )
+  contexts = [np.concatenate([header, p.prompt[:end]]) for p, end in zip(problems, ends, strict=True)]
+  return contexts, [(p.prompt[end:], p.answer) for p, end in zip(problems, ends, strict=True)], keeps
 
 
 def _context_end(problem: Problem) -> int:
@@ -178,16 +295,21 @@ def _context_end(problem: Problem) -> int:
 
 
 _SCORERS = {Scorer.EXACT: _scores_from_text, Scorer.MASKED: _scores_in_place, Scorer.CACHED: _scores_from_cache}
+_SLOPES = {Scorer.MASKED: _slopes_in_place, Scorer.CACHED: _slopes_from_cache}
 
 
 def tokens_read(prefix: Sequence[int], problem: Problem, masks: np.ndarray, scorer: str = "exact") -> int:
-  """How many tokens the model reads to score one problem, padding aside: what a measurement costs."""
+  """How many tokens the model reads to score one problem, padding aside: what a measurement costs.
+
+  Factors instead of masks ask for a gradient, whose rows count three times: forward, again, and backward.
+  """
   end = _context_end(problem)
   tail = len(problem.prompt) - end + len(problem.answer)
+  passes = 1 if masks.dtype == bool else 3
   if Scorer(scorer) is Scorer.CACHED:
-    return len(prefix) + end + len(masks) * tail
+    return len(prefix) + end + passes * len(masks) * tail
   context = int(stays(problem.source[:end], masks).sum()) if Scorer(scorer) is Scorer.EXACT else len(masks) * end
-  return len(prefix) + context + len(masks) * tail
+  return len(prefix) + passes * (context + len(masks) * tail)
 
 
 def _check(problems: Sequence[Problem]) -> None:
@@ -201,22 +323,25 @@ def _check(problems: Sequence[Problem]) -> None:
       )
 
 
-def fit(
-  problems: Sequence[Problem],
-  masks: Sequence[np.ndarray],
-  scores: Sequence[np.ndarray],
-  *,
-  alpha: float = 0.01,
-  penalty: str = "raw",
-) -> list[Attribution]:
-  """Fits every problem's surrogate in one batch of the LASSO kernel."""
-  targets = [_target(logp) for logp in scores]
-  regressions = [lasso.Problem(v, y, len(p.answer)) for p, v, y in zip(problems, masks, targets, strict=True)]
-  fits = lasso.fit(regressions, penalty=lasso.Penalty(penalty), alpha=alpha)
-  return [
-    Attribution(p, f.weights, f.intercept, f.gap, v, logp, y)
-    for p, f, v, logp, y in zip(problems, fits, masks, scores, targets, strict=True)
-  ]
+def fit(measured: Sequence[Measurement], *, alpha: float = 0.01, penalty: str = "raw") -> list[Attribution]:
+  """The weights that go with every measurement; those of random masks are fitted in one batch of the LASSO kernel."""
+  masked = [m for m in measured if m.slopes is None]
+  regressions = [lasso.Problem(m.masks, m.targets, len(m.problem.answer)) for m in masked]
+  fits = iter(lasso.fit(regressions, penalty=lasso.Penalty(penalty), alpha=alpha))
+  return [_averaged(m) if m.slopes is not None else _attributed(m, next(fits)) for m in measured]
+
+
+def _attributed(measured: Measurement, fit: lasso.Fit) -> Attribution:
+  return Attribution(measured.problem, fit.weights, fit.intercept, fit.gap, measured)
+
+
+def _averaged(measured: Measurement) -> Attribution:
+  """The mean derivative of the target, and the intercept with which the surrogate meets the mean of the targets."""
+  slopes = measured.slopes * target_slope(measured.logp)[..., None]
+  slopes = slopes if measured.logp.ndim == 1 else slopes[0] - slopes[1]
+  weights = slopes.mean(axis=0).astype(np.float32)
+  intercept = float(np.mean(measured.targets - measured.masks @ weights.astype(np.float64)))
+  return Attribution(measured.problem, weights, intercept, 0.0, measured)
 
 
 def _target(logp: np.ndarray) -> np.ndarray:
@@ -243,6 +368,12 @@ def judge(
   ]
   scores = score(model, prefix, problems, rows, dtype=dtype, step=step)
   return [_judged(a, v, logp, top) for a, v, logp in zip(attributions, held_out, scores, strict=True)]
+
+
+def gated(attribution: Attribution, faithfulness: Faithfulness) -> Attribution:
+  """The attribution with weights that count as much as they can be believed: times its LDS, and 0 where that is < 0."""
+  trust = np.float32(max(faithfulness.lds, 0.0))
+  return dataclasses.replace(attribution, weights=attribution.weights * trust, faithfulness=faithfulness)
 
 
 def _judged(attribution: Attribution, held_out: np.ndarray, logp: np.ndarray, top: Sequence[int]) -> Faithfulness:

@@ -13,7 +13,8 @@ Rows are put into batches of like width and of few sizes, so that a run compiles
 import dataclasses
 import enum
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +41,7 @@ def answer_logprobs(
   prompts: Sequence[Ids],
   answers: Sequence[Ids],
   *,
-  hidden: Sequence[np.ndarray] | None = None,
+  keep: Sequence[np.ndarray] | None = None,
   dtype: str = "float32",
   token_budget: int = 32768,
   step: int = 16,
@@ -53,7 +54,8 @@ def answer_logprobs(
     prompts: one per row, not empty.
     answers: one per row, not empty. All of its ids count: an answer that ends with its stop token is scored as a whole
       answer, one without it as the beginning of any.
-    hidden: for each row bool [len(prompt)], tokens of the prompt that no other token may see; None hides none.
+    keep: for each row [len(prompt)], bool: False hides a token of the prompt from all others; or float in [0, 1], the
+      factor of its weight in their attention. None hides none.
     dtype: of the computation; the log-probabilities are float32 in any case.
     token_budget: most padded tokens of one batch.
     step: granularity of padded widths.
@@ -64,8 +66,48 @@ def answer_logprobs(
   Raises:
     ValueError: a prompt or an answer is empty, or a row exceeds the model's positions.
   """
-  _check(model, prefix, prompts, answers)
   scores = np.zeros(len(prompts), np.float32)
+  for batch in _batched(model, prefix, prompts, answers, keep, token_budget, step):
+    scored = _score_all(model.config, batch.answer_width, jnp.dtype(dtype).name, model.params, batch.shared)
+    scores[batch.rows] = np.asarray(scored)[0, : len(batch.rows)]
+  return scores
+
+
+def answer_gradients(
+  model,
+  prefix: Ids,
+  prompts: Sequence[Ids],
+  answers: Sequence[Ids],
+  keep: Sequence[np.ndarray],
+  *,
+  dtype: str = "float32",
+  token_budget: int = 4096,
+  step: int = 16,
+) -> tuple[np.ndarray, list[np.ndarray]]:
+  """`answer_logprobs` with `keep` float, and the derivative of each by its row's `keep`, float32 [len(prompt)]."""
+  scores, slopes = np.zeros(len(prompts), np.float32), [np.zeros(0, np.float32)] * len(prompts)
+  for batch in _batched(model, prefix, prompts, answers, keep, token_budget, step):
+    scored, sloped = jax.device_get(
+      _differentiate(model.config, batch.answer_width, jnp.dtype(dtype).name, "suffix_keep", model.params, batch.shared)
+    )
+    scores[batch.rows] = scored[0, : len(batch.rows)]
+    stop = batch.shared.suffix.shape[-1] - batch.answer_width
+    for row, i in enumerate(batch.rows):
+      slopes[i] = sloped[0, row, stop - len(prompts[i]) : stop]
+  return scores, slopes
+
+
+class _Batch(NamedTuple):
+  """Some of the rows, packed, with the width of their answers."""
+
+  rows: list[int]
+  shared: decoder.Shared
+  answer_width: int
+
+
+def _batched(model, prefix, prompts, answers, keep, token_budget, step) -> Iterator[_Batch]:
+  """Rows of like width together, all behind one prefix."""
+  _check(model, prefix, prompts, answers)
   widths = [
     (bucket(len(answer), 8), bucket(len(prompt), step)) for prompt, answer in zip(prompts, answers, strict=True)
   ]
@@ -78,12 +120,12 @@ def answer_logprobs(
       completion_width=answer_width,
       rows=rows,
     )
-    if hidden is not None:
-      keep = _kept(shared.suffix_mask.shape, prompt_width, [hidden[i] for i in part])
-      shared = dataclasses.replace(shared, suffix_keep=keep)
-    scored = _score_all(model.config, answer_width, jnp.dtype(dtype).name, model.params, shared)
-    scores[part] = np.asarray(scored)[0, : len(part)]
-  return scores
+    if keep is not None:
+      kept = np.ones(shared.suffix_mask.shape, np.asarray(keep[part[0]]).dtype)
+      for row, i in enumerate(part):
+        kept[0, row, prompt_width - len(keep[i]) : prompt_width] = keep[i]
+      shared = dataclasses.replace(shared, suffix_keep=kept)
+    yield _Batch(part, shared, answer_width)
 
 
 def cached_logprobs(
@@ -102,15 +144,47 @@ def cached_logprobs(
     model: `io.models.LanguageModel`.
     prefixes: header and context of each problem, not empty.
     suffixes: what follows, as (rest of the prompt, answer), neither empty.
-    keeps: bool [M, len(prefix)] of each problem, with the same M; False hides a token of the prefix from the suffix.
+    keeps: [M, len(prefix)] of each problem, with the same M: bool, False hides a token of the prefix from the suffix;
+      or float in [0, 1], the factor of its weight in the suffix' attention.
     dtype, token_budget, step: as of `answer_logprobs`.
 
   Returns:
     float32 [M] for each problem.
   """
+  scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(prefixes)
+  for batch in _cached(model, prefixes, suffixes, keeps, token_budget, step):
+    scored = _score_all(model.config, batch.answer_width, jnp.dtype(dtype).name, model.params, batch.shared)
+    for i, row in zip(batch.rows, np.asarray(scored), strict=False):
+      scores[i] = row
+  return scores
+
+
+def cached_gradients(
+  model,
+  prefixes: Sequence[Ids],
+  suffixes: Sequence[tuple[Ids, Ids]],
+  keeps: Sequence[np.ndarray],
+  *,
+  dtype: str = "float32",
+  token_budget: int = 4096,
+  step: int = 16,
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+  """`cached_logprobs` with `keeps` float, and derivatives by them, float32 [M, len(prefix)] for each problem."""
+  scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(prefixes)
+  slopes = list(scores)
+  for batch in _cached(model, prefixes, suffixes, keeps, token_budget, step):
+    scored, sloped = jax.device_get(
+      _differentiate(model.config, batch.answer_width, jnp.dtype(dtype).name, "prefix_keep", model.params, batch.shared)
+    )
+    for i, row, slope in zip(batch.rows, scored, sloped, strict=False):
+      scores[i], slopes[i] = row, slope[:, : len(prefixes[i])]
+  return scores, slopes
+
+
+def _cached(model, prefixes, suffixes, keeps, token_budget, step) -> Iterator[_Batch]:
+  """Problems of one shape together, each with all of its masks; the first rows of a batch are those of `rows`."""
   for prefix, suffix in zip(prefixes, suffixes, strict=True):
     _check(model, prefix, [suffix[0]], [suffix[1]])
-  scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(prefixes)
   # Every mask repeats the suffix, so its padding counts; the prefix is read once.
   widths = [(bucket(len(x), step), bucket(len(p), 8), bucket(len(a), 8))
             for x, (p, a) in zip(prefixes, suffixes, strict=True)]  # fmt: skip
@@ -121,7 +195,7 @@ def cached_logprobs(
       size = batch_size(len(members), token_budget // (shape[0] + rows * (shape[1] + shape[2])), least=1)
       part, members = members[:size], members[size:]
       filled = part + part[:1] * (size - len(part))
-      keep = np.ones((size, rows, shape[0]), bool)
+      keep = np.ones((size, rows, shape[0]), keeps[part[0]].dtype)
       for row, i in enumerate(filled):
         keep[row, :, : len(prefixes[i])] = keeps[i]
       shared = pack(
@@ -131,11 +205,7 @@ def cached_logprobs(
         prompt_width=shape[1],
         completion_width=shape[2],
       )
-      shared = dataclasses.replace(shared, prefix_keep=keep)
-      scored = np.asarray(_score_all(model.config, shape[2], jnp.dtype(dtype).name, model.params, shared))
-      for row, i in enumerate(part):
-        scores[i] = scored[row]
-  return scores
+      yield _Batch(part, dataclasses.replace(shared, prefix_keep=keep), shape[2])
 
 
 def _few(model) -> int:
@@ -143,17 +213,24 @@ def _few(model) -> int:
   return 8 if sum(leaf.size for leaf in jax.tree.leaves(model.params)) > _LARGE else 32
 
 
-def _kept(shape: tuple[int, ...], prompt_width: int, hidden: Sequence[np.ndarray]) -> np.ndarray:
-  keep = np.ones(shape, bool)
-  for row, here in enumerate(hidden):
-    keep[0, row, prompt_width - len(here) : prompt_width] = ~here
-  return keep
-
-
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _score_all(config, count, dtype, params, shared):
   logp, _ = decoder.token_logprobs(config, params, shared, count, dtype=jnp.dtype(dtype))
   return logp.sum(-1)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _differentiate(config, count, dtype, field, params, shared):
+  """Scores, and the derivative of each by its own row of the field of `shared` that holds what it may see."""
+
+  def total(keep):
+    seen = dataclasses.replace(shared, **{field: keep})
+    # Keeping a layer's activations is slower than computing them again, on a CPU as well: memory is what it waits for.
+    logp, _ = decoder.token_logprobs(config, params, seen, count, dtype=jnp.dtype(dtype), remat=True)
+    return logp.sum(), logp.sum(-1)
+
+  slopes, scores = jax.grad(total, has_aux=True)(getattr(shared, field))
+  return scores, slopes
 
 
 def _check(model, prefix, prompts, answers) -> None:
@@ -176,3 +253,8 @@ def target(logp: np.ndarray) -> np.ndarray:
   # Both branches are safe on both sides, but each is accurate on its own only.
   complement = np.where(near, np.log(-np.expm1(np.where(near, capped, -1.0))), np.log1p(-np.exp(capped)))
   return capped - complement
+
+
+def target_slope(logp: np.ndarray) -> np.ndarray:
+  """The derivative of `target`, 1 / (1 - exp(logp)), float64; from -1e-6 on that of -1e-6."""
+  return -1 / np.expm1(np.minimum(np.asarray(logp, np.float64), _LEAST))

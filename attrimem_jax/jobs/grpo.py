@@ -17,7 +17,8 @@ from ml_collections import ConfigDict
 
 from attrimem_jax import validation
 from attrimem_jax.attribution.ablations import masks_at
-from attrimem_jax.attribution.attribute import Attribution, Problem, fit, measure
+from attrimem_jax.attribution.attribute import Attribution, Measurement, Problem, fit, gated, measure
+from attrimem_jax.attribution.attribute import judge as judge_attributions
 from attrimem_jax.attribution.credit import Unit
 from attrimem_jax.evaluation.runner import (
   Evaluated,
@@ -103,16 +104,16 @@ class Trainer:
 
   def step(self, step: int, state: optimizers.TrainState) -> tuple[optimizers.TrainState, dict[str, float]]:
     """One GRPO step: (new state, metrics with slash-separated names)."""
-    clock = Clock()
+    clock, config = Clock(), self.config.attribution
     tasks = self.tasks.training(step)
     with clock("write"):
       groups = self._write(step, state.params, tasks)
     with clock("answer"):
       groups = self._answer(tasks, groups)
     with clock("score"):
-      problems, masks, scores = self._score(step, groups)
+      measurements = self._measure(step, groups)
     with clock("fit"):
-      attributions = self._fit(problems, masks, scores)
+      attributions = self._gated(fit(measurements, alpha=config.alpha, penalty=config.penalty))
       groups = _with_attributions(groups, attributions)
     valued = [value(group, self.advantages, self.policy.tokenizer) for group in groups]
     batch = self._batch(tasks, valued)
@@ -181,26 +182,23 @@ class Trainer:
     judged = iter(judge(self.reader, rollouts, questions, self.config.reward.kind, self.answer_chat))
     return [_judged([next(judged) for _ in group.rollouts]) for group in groups]
 
-  def _score(self, step: int, groups: Sequence[Group]):
-    """Masks and scores of every answer that leans on something this rollout wrote."""
+  def _measure(self, step: int, groups: Sequence[Group]) -> list[Measurement]:
+    """What the credit of every answer is made of that leans on something this rollout wrote."""
     config = self.config.attribution
     if self.config.rl.lambda_ == 0 or config.unit == "none":
-      return [], [], []
+      return []
     problems = [p for w, group in enumerate(groups) for p in self._problems(group, (self.config.seed, step, w))]
-    if not problems:
-      return [], [], []
-    masks, scores = measure(
+    return measure(
       self.answer,
       self.header,
       problems,
-      masks_at(step, config.masks),
+      config.gradients if config.estimator == "gradient" else masks_at(step, config.masks),
+      estimator=config.estimator,
       keep=config.keep,
-      antithetic=config.antithetic,
       scorer=config.scorer,
       dtype=self.config.answer.dtype,
       step=self.config.rollout.bucket,
     )
-    return problems, masks, scores
 
   def _problems(self, group: Group, path: tuple[int, ...]) -> Iterator[Problem]:
     for g, answers in enumerate(group.answers):
@@ -220,9 +218,14 @@ class Trainer:
     gold = np.array(self.answer_chat.completion(answer.question.answers[-1]), np.int32)
     return gold, said if explain == "contrast" and len(said) else None
 
-  def _fit(self, problems, masks, scores) -> list[Attribution]:
-    config = self.config.attribution
-    return fit(problems, masks, scores, alpha=config.alpha, penalty=config.penalty) if problems else []
+  def _gated(self, attributions: Sequence[Attribution]) -> Sequence[Attribution]:
+    """Credit that counts as much as held-out masks confirm it, where the recipe asks for that."""
+    masks, keep = self.config.attribution.gate, self.config.attribution.keep
+    if not masks:
+      return attributions
+    settings = {"dtype": self.config.answer.dtype, "step": self.config.rollout.bucket}
+    judged = judge_attributions(self.answer, self.header, attributions, masks, top=(), keep=keep, **settings)
+    return [gated(*pair) for pair in zip(attributions, judged, strict=True)]
 
   def _batch(self, tasks: Sequence[Task], valued: Sequence[Sequence[Valued]]):
     config = self.config
@@ -275,6 +278,8 @@ def _metrics(groups: Sequence[Group], valued: Sequence[Sequence[Valued]], attrib
     "credit_abs": float(np.mean(np.abs(sources))) if len(sources) else 0.0,
     "lasso_gap": max((a.gap for a in attributions), default=0.0),
   }
+  judged = [a.faithfulness.lds for a in attributions if a.faithfulness]
+  metrics |= {"attribution_lds": float(np.mean(judged))} if judged else {}
   return metrics | memory_metrics([rollout for group in groups for rollout in group.rollouts])
 
 

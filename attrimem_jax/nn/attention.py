@@ -27,10 +27,13 @@ def rotate(x: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:
 def attend(q, shared, own) -> jax.Array:
   """Grouped-query attention of suffix queries over shared and own keys.
 
+  A mask is bool, or float: then it is the factor of a key's weight before the weights are made to sum to 1, and 0 hides
+  a key as False does (its gradient there is 0).
+
   Args:
     q: [P, n, T, N, H].
-    shared: list of (k [P, S, K, H], v like k, mask bool broadcastable to [P, n, T, S]).
-    own: list of (k [P, n, S, K, H], v like k, mask bool broadcastable to [P, n, T, S]).
+    shared: list of (k [P, S, K, H], v like k, mask broadcastable to [P, n, T, S]).
+    own: list of (k [P, n, S, K, H], v like k, mask broadcastable to [P, n, T, S]).
 
   Returns:
     [P, n, T, N, H] in q's dtype; a query that sees no key gets zeros.
@@ -54,10 +57,13 @@ def _part(q, k, v, mask, rows, keys):
   scores = jnp.einsum(f"pntkgh,{keys}->{rows}s", q, k, preferred_element_type=jnp.float32)
   mask = jnp.broadcast_to(mask, (*q.shape[:3], k.shape[-3]))
   mask = jnp.expand_dims(mask, (1, 4) if rows == "pkntg" else (2, 4))
-  scores = jnp.where(mask, scores, _MASKED)
+  seen = mask != 0
+  scores = jnp.where(seen, scores, _MASKED)
 
   def accumulate(top):
-    p = jnp.where(mask, jnp.exp(scores - jnp.einsum(f"pntkg->{rows}", top)[..., None]), 0.0)
+    p = jnp.where(seen, jnp.exp(scores - jnp.einsum(f"pntkg->{rows}", top)[..., None]), 0.0)
+    if mask.dtype != bool:
+      p = p * mask
     values = jnp.einsum(f"{rows}s,{keys}->{rows}h", p.astype(v.dtype), v, preferred_element_type=jnp.float32)
     return jnp.einsum(f"{rows}h->pntkgh", values), jnp.einsum(f"{rows}->pntkg", p.sum(-1))
 

@@ -36,8 +36,11 @@ class Shared:
     prefix_mask: bool [P, Tp].
     suffix: int32 [P, n, Ts].
     suffix_mask: bool [P, n, Ts].
-    prefix_keep: bool [P, n, Tp] or None; False hides a prefix token from one suffix (its position stays).
-    suffix_keep: bool [P, n, Ts] or None; False hides a suffix token from all others (its position stays).
+    prefix_keep: [P, n, Tp] or None; False hides a prefix token from one suffix (its position stays).
+    suffix_keep: [P, n, Ts] or None; False hides a suffix token from all others (its position stays).
+
+  Instead of bool, either may be float in [0, 1]: the factor of a token's weight in the attention of those that it would
+  be hidden from.
   """
 
   prefix: Array
@@ -196,12 +199,17 @@ def _masks(batch: Shared):
   """What suffix queries see: the prefix [P, n or 1, 1, Tp] and their own tokens up to themselves [P, n, Ts, Ts]."""
   to_prefix = batch.prefix_mask[:, None, None, :]
   if batch.prefix_keep is not None:
-    to_prefix = to_prefix & batch.prefix_keep[:, :, None, :]
+    to_prefix = _narrowed(to_prefix, batch.prefix_keep[:, :, None, :])
   Ts = batch.suffix.shape[-1]
   to_own = jnp.tril(jnp.ones((Ts, Ts), bool)) & batch.suffix_mask[:, :, None, :]
   if batch.suffix_keep is not None:
-    to_own = to_own & (batch.suffix_keep[:, :, None, :] | jnp.eye(Ts, dtype=bool))
+    keep = batch.suffix_keep[:, :, None, :]
+    to_own = _narrowed(to_own, jnp.where(jnp.eye(Ts, dtype=bool), jnp.ones_like(keep), keep))
   return to_prefix, to_own
+
+
+def _narrowed(mask, keep):
+  return mask & keep if keep.dtype == bool else jnp.where(mask, keep, 0.0)
 
 
 def logits(params: Params, states: jax.Array, temperature=1.0) -> jax.Array:

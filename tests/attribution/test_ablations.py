@@ -12,9 +12,8 @@ def rng(seed: int = 0) -> np.random.Generator:
   return np.random.default_rng(seed)
 
 
-@pytest.mark.parametrize("antithetic", [False, True])
-def test_masks_of_an_early_stage_are_the_first_of_a_later_one(antithetic):
-  stages = [draw(rng(), masks, 21, antithetic=antithetic) for masks in (8, 16, 32)]
+def test_masks_of_an_early_stage_are_the_first_of_a_later_one():
+  stages = [draw(rng(), masks, 21) for masks in (8, 16, 32)]
   for few, many in itertools.pairwise(stages):
     np.testing.assert_array_equal(many[: len(few)], few)
   assert len({row.tobytes() for row in stages[-1]}) == 32
@@ -25,14 +24,6 @@ def test_masks_keep_the_asked_fraction_and_are_not_correlated():
   assert abs(masks.mean() - 0.7) < 0.01  # 200,000 draws: 10 standard errors
   correlation = np.corrcoef(masks[:, :50].T)[np.triu_indices(50, 1)]
   assert np.abs(correlation).mean() < 0.06  # 400 rows: expected 0.04
-
-
-def test_antithetic_masks_come_in_complements_and_odd_numbers_are_cut():
-  masks = draw(rng(), 7, 9, antithetic=True)
-  assert masks.shape == (7, 9)
-  np.testing.assert_array_equal(masks[1:6:2], ~masks[0:6:2])
-  with pytest.raises(ValueError, match=r"keep must be 0.5, got 0.25"):
-    draw(rng(), 8, 9, keep=0.25, antithetic=True)
 
 
 def test_masks_without_sources_or_rows():

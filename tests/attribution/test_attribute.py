@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from attrimem_jax.attribution import attribute
-from attrimem_jax.attribution.attribute import Problem, fit, judge, measure, part_of
+from attrimem_jax.attribution.ablations import LEVELS
+from attrimem_jax.attribution.attribute import Measurement, Problem, fit, judge, measure, part_of
 from attrimem_jax.attribution.scoring import Scorer, target
 from attrimem_jax.memory.context import Source
 from attrimem_jax.types import CallKey, Module
@@ -35,33 +36,80 @@ def logps(targets: np.ndarray) -> np.ndarray:
 
 def test_measures_score_what_is_left_when_sources_are_removed_by_hand():
   one = problem(5)
-  (masks,), (measured,) = measure(MODEL, PREFIX, [one], 6)
-  for mask, value in zip(masks, measured, strict=True):
+  (measured,) = measure(MODEL, PREFIX, [one], 6)
+  for mask, value in zip(measured.masks, measured.logp, strict=True):
     left = [i for i, s in zip(one.prompt, one.source, strict=True) if s < 0 or mask[s]]
     np.testing.assert_allclose(value, score(left, one.answer), rtol=1e-5, atol=1e-5)
 
 
 def hiding(one: Problem, mask: np.ndarray, readers: slice) -> float:
-  """The answer's log-probability with the sources that `mask` removes hidden from the tokens `readers`, in float64."""
+  """The answer's log-probability with sources hidden (or faint, as `mask` says) from the tokens `readers`."""
   ids = [*PREFIX, *one.prompt, *one.answer]
-  removed = np.array([False] * len(PREFIX) + [s >= 0 and not mask[s] for s in one.source] + [False] * len(one.answer))
-  visible = np.ones((len(ids), len(ids)), bool)
-  visible[readers] = ~removed
-  visible |= np.eye(len(ids), dtype=bool)
+  stays = np.array([1.0] * len(PREFIX) + [mask[s] if s >= 0 else 1.0 for s in one.source] + [1.0] * len(one.answer))
+  visible = np.ones((len(ids), len(ids)))
+  visible[readers] = stays
+  visible[np.eye(len(ids), dtype=bool)] = 1
   before = len(ids) - len(one.answer)
   return float(oracle.logprobs(MODEL.config, MODEL.params, ids[:before], ids[before:], visible=visible).sum())
 
 
 def test_masked_sources_are_hidden_from_all_and_cached_ones_from_what_follows_the_context():
   problems = [problem(5), problem(11, (4,))]
-  masks, masked = measure(MODEL, PREFIX, problems, 6, scorer="masked")
-  again, cached = measure(MODEL, PREFIX, problems, 6, scorer="cached")
-  for one, drawn, same, hidden, quick in zip(problems, masks, again, masked, cached, strict=True):
-    np.testing.assert_array_equal(drawn, same)
+  masked, cached = (measure(MODEL, PREFIX, problems, 6, scorer=scorer) for scorer in ("masked", "cached"))
+  for one, hidden, quick in zip(problems, masked, cached, strict=True):
+    drawn = hidden.masks
+    np.testing.assert_array_equal(drawn, quick.masks)
     after = slice(len(PREFIX) + 2 + len(one.sources), None)
-    np.testing.assert_allclose(hidden, [hiding(one, mask, slice(None)) for mask in drawn], rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(quick, [hiding(one, mask, after) for mask in drawn], rtol=1e-5, atol=1e-5)
-    assert np.abs(hidden - quick).max() > 1e-3
+    np.testing.assert_allclose(hidden.logp, [hiding(one, mask, slice(None)) for mask in drawn], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(quick.logp, [hiding(one, mask, after) for mask in drawn], rtol=1e-5, atol=1e-5)
+    assert np.abs(hidden.logp - quick.logp).max() > 1e-3
+
+
+@pytest.mark.parametrize("scorer", ["masked", "cached"])
+def test_slopes_against_finite_differences_of_a_plain_decoder(scorer):
+  """Two tokens share source 0; the answer's own readers differ between the scorers."""
+  problems = [shared_source(problem(5)), problem(11, (4,))]
+  found = measure(MODEL, PREFIX, problems, 2, scorer=scorer, estimator="gradient")
+  for one, measured in zip(problems, found, strict=True):
+    assert measured.masks.shape == measured.slopes.shape == (2, len(one.sources))
+    np.testing.assert_allclose(measured.masks.T, [LEVELS[:2]] * len(one.sources))
+    after = slice(None) if scorer == "masked" else slice(len(PREFIX) + 2 + np.count_nonzero(one.source >= 0), None)
+    for gates, logp, slopes in zip(measured.masks, measured.logp, measured.slopes, strict=True):
+      np.testing.assert_allclose(logp, hiding(one, gates, after), rtol=1e-5, atol=1e-5)
+      for j in (0, 1, len(one.sources) - 1):
+        moved = 1e-5 * (np.arange(len(gates)) == j)
+        expected = (hiding(one, gates + moved, after) - hiding(one, gates - moved, after)) / 2e-5
+        np.testing.assert_allclose(slopes[j], expected, rtol=1e-3, atol=1e-5)
+
+
+def shared_source(one: Problem) -> Problem:
+  source = np.where(one.source > 0, one.source - 1, one.source)
+  return dataclasses.replace(one, source=source.astype(np.int32), sources=one.sources[:-1])
+
+
+def test_a_gradient_is_the_mean_slope_of_the_logit_and_meets_the_mean_of_the_targets():
+  one = problem(5)
+  (alone,), (against,) = (
+    measure(MODEL, PREFIX, [explained], 3, scorer="masked", estimator="gradient")
+    for explained in (one, dataclasses.replace(one, rival=np.array([7, 8], np.int32)))
+  )
+  rises = [s / (1 - np.exp(float(y))) for s, y in zip(alone.slopes.astype(float), alone.logp, strict=True)]
+  np.testing.assert_allclose(fit([alone])[0].weights, np.mean(rises, axis=0), rtol=1e-5)
+  rises = [s / (1 - np.exp(float(y))) for s, y in zip(against.slopes[1].astype(float), against.logp[1], strict=True)]
+  (found,) = fit([against])
+  np.testing.assert_allclose(found.weights, fit([alone])[0].weights - np.mean(rises, axis=0), rtol=1e-4, atol=1e-6)
+  np.testing.assert_allclose(found.predict(against.masks).mean(), against.targets.mean(), rtol=1e-5)
+  assert found.gap == 0
+
+
+def test_what_has_no_gradient():
+  with pytest.raises(ValueError, match="'exact' has no gradient: use masked or cached"):
+    measure(MODEL, PREFIX, [problem(3)], 2, estimator="gradient")
+  bare = problem(0)
+  (found,) = fit(measure(MODEL, PREFIX, [bare], 2, scorer="masked", estimator="gradient"))
+  assert found.weights.shape == (0,)
+  np.testing.assert_allclose(found.intercept, target(score(bare.prompt, bare.answer)), rtol=1e-4)
+  assert measure(MODEL, PREFIX, [], 2, scorer="cached", estimator="gradient") == []
 
 
 def test_all_scorers_agree_where_nothing_is_removed():
@@ -97,35 +145,34 @@ def test_a_rival_counts_against_the_answer():
   one = problem(5)
   rival = np.array([7, 8], np.int32)
   for scorer in Scorer:
-    masks, (both, plain) = measure(MODEL, PREFIX, [dataclasses.replace(one, rival=rival), one], 6, scorer=scorer)
-    _, (alone,) = measure(MODEL, PREFIX, [dataclasses.replace(one, answer=rival)], 6, scorer=scorer)
-    np.testing.assert_allclose(both, [plain, alone], rtol=1e-5, atol=1e-5)
-  found, _ = fit([dataclasses.replace(one, rival=rival), one], masks, [both, plain])
-  np.testing.assert_allclose(found.targets, target(plain) - target(alone), atol=1e-4)
+    both, plain = measure(MODEL, PREFIX, [dataclasses.replace(one, rival=rival), one], 6, scorer=scorer)
+    (alone,) = measure(MODEL, PREFIX, [dataclasses.replace(one, answer=rival)], 6, scorer=scorer)
+    np.testing.assert_allclose(both.logp, [plain.logp, alone.logp], rtol=1e-5, atol=1e-5)
+  np.testing.assert_allclose(both.targets, target(plain.logp) - target(alone.logp), atol=1e-4)
+  (found,) = fit([both])
   (judged,) = judge(MODEL, PREFIX, [found], 6, top=(2,))
   assert np.isfinite([judged.lds, judged.r2, judged.drops[2]]).all()
 
 
 def test_masks_depend_on_the_problems_seed_alone():
   a, b = problem(9, (7, 0, 0, 1)), problem(9, (7, 0, 0, 2))
-  (first, second), (score_a, score_b) = measure(MODEL, PREFIX, [a, b], 8)
-  (again, other), (score_b_again, score_a_again) = measure(MODEL, PREFIX, [b, a], 16)
-  np.testing.assert_array_equal(again[:8], second)
-  np.testing.assert_array_equal(other[:8], first)
-  assert not np.array_equal(first, second)
-  np.testing.assert_allclose(score_b_again[:8], score_b, rtol=1e-5)
-  np.testing.assert_allclose(score_a_again[:8], score_a, rtol=1e-5)
+  first, second = measure(MODEL, PREFIX, [a, b], 8)
+  again, other = measure(MODEL, PREFIX, [b, a], 16)
+  assert not np.array_equal(first.masks, second.masks)
+  for few, many in ((first, other), (second, again)):
+    np.testing.assert_array_equal(many.masks[:8], few.masks)
+    np.testing.assert_allclose(many.logp[:8], few.logp, rtol=1e-5)
 
 
 def test_an_additive_answer_gets_its_effects_back():
   masks = np.array(list(itertools.product([False, True], repeat=4)))
   effects = np.array([3.0, 0.0, -1.0, 0.0])
   values = logps(masks @ effects - 2)
-  (one,) = fit([problem(4)], [masks], [values], alpha=0.01)
+  (one,) = fit([Measurement(problem(4), masks, values)], alpha=0.01)
   # All masks are there, so columns are orthogonal and each effect shrinks by alpha over the variance 1/4.
   np.testing.assert_allclose(one.weights, [2.96, 0, -0.96, 0], atol=1e-5)
   np.testing.assert_allclose(one.predict(masks), masks @ effects - 2, atol=0.05)
-  np.testing.assert_allclose(one.targets, target(values))
+  np.testing.assert_allclose(one.measured.targets, target(values))
   assert one.gap <= 1e-6
 
 
@@ -134,9 +181,10 @@ def test_problems_of_different_sizes_are_fitted_together_and_alone():
   problems = [problem(s, (s,)) for s in (3, 30, 1)]
   masks = [rng.random((m, len(p.sources))) < 0.5 for m, p in zip((8, 16, 9), problems, strict=True)]
   values = [logps(rng.normal(size=len(v))) for v in masks]
-  together = fit(problems, masks, values)
+  measured = [Measurement(*parts) for parts in zip(problems, masks, values, strict=True)]
+  together = fit(measured)
   for i, one in enumerate(together):
-    (alone,) = fit(problems[i : i + 1], masks[i : i + 1], values[i : i + 1])
+    (alone,) = fit(measured[i : i + 1])
     np.testing.assert_allclose(alone.weights, one.weights, atol=1e-5)
     assert one.weights.shape == (len(problems[i].sources),)
 
@@ -144,26 +192,23 @@ def test_problems_of_different_sizes_are_fitted_together_and_alone():
 def test_certain_and_impossible_answers_stay_finite():
   masks = np.random.default_rng(0).random((8, 3)) < 0.5
   values = np.where(masks[:, 0], 0.0, -1e6).astype(np.float32)
-  (one,) = fit([problem(3)], [masks], [values])
+  (one,) = fit([Measurement(problem(3), masks, values)])
   assert np.all(np.isfinite(one.weights))
   assert np.argmax(one.weights) == 0
 
 
 def test_without_sources_or_problems():
   bare = problem(0)
-  masks, values = measure(MODEL, PREFIX, [bare], 8)
-  (one,) = fit([bare], masks, values)
+  (one,) = fit(measure(MODEL, PREFIX, [bare], 8))
   assert one.weights.shape == (0,)
   np.testing.assert_allclose(one.intercept, target(score(bare.prompt, bare.answer)), rtol=1e-4)
-  assert measure(MODEL, PREFIX, [], 8) == ([], [])
-  assert fit([], [], []) == []
+  assert measure(MODEL, PREFIX, [], 8) == fit([]) == []
   assert judge(MODEL, PREFIX, []) == []
 
 
 def test_judgement_uses_fresh_masks_and_removes_the_strongest_sources():
   one = problem(6)
-  masks, values = measure(MODEL, PREFIX, [one], 32)
-  (explained,) = fit([one], masks, values)
+  (explained,) = fit(measure(MODEL, PREFIX, [one], 32))
   (verdict,) = judge(MODEL, PREFIX, [explained], 16, top=(1, 6))
   strongest = int(np.argmax(explained.weights))
   removed = [i for i, s in zip(one.prompt, one.source, strict=True) if s != strongest]
@@ -186,4 +231,4 @@ def test_bad_problems():
   with pytest.raises(ValueError, match="empty answer"):
     measure(MODEL, PREFIX, [dataclasses.replace(one, answer=one.answer[:0])], 8)
   with pytest.raises(ValueError, match="8 of 8 targets are not finite"):
-    fit([one], [np.ones((8, 4), bool)], [np.full(8, np.nan)])
+    fit([Measurement(one, np.ones((8, 4), bool), np.full(8, np.nan))])

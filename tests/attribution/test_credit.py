@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from attrimem_jax.attribution.attribute import Attribution, Problem
+from attrimem_jax.attribution.attribute import Attribution, Measurement, Problem
 from attrimem_jax.attribution.credit import Credit, Unit, assign, by_unit
 from attrimem_jax.memory.actions import Action, Op, Reason, parse
 from attrimem_jax.memory.bank import Bank, apply_all
@@ -17,15 +17,13 @@ def attribution(sources, weights, context: Context | None = None) -> Attribution
   empty = np.zeros(0, np.int32)
   ids, source = (context.ids, context.source) if context else (empty, empty)
   weights = np.asarray(weights, np.float32)
-  nothing = np.zeros(0)
+  problem = Problem(ids, source, tuple(sources), empty, (0,))
   return Attribution(
-    Problem(ids, source, tuple(sources), empty, (0,)),
+    problem,
     weights,
     0.0,
     0.0,
-    np.zeros((0, len(weights)), bool),
-    nothing,
-    nothing,
+    Measurement(problem, np.zeros((0, len(weights)), bool), np.zeros(0)),
   )
 
 

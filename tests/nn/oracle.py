@@ -27,10 +27,10 @@ def draw(config: DecoderConfig, seed: int = 0) -> decoder.Params:
 
 
 def logits(config: DecoderConfig, params: decoder.Params, ids, visible: np.ndarray | None = None) -> np.ndarray:
-  """float64 logits [T, V] of a sequence; `visible` bool [T, T] hides keys (columns) from queries (rows)."""
+  """float64 logits [T, V] of a sequence; `visible` [T, T] hides keys (columns) from queries (rows), or weighs them."""
   p = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
   ids = np.asarray(ids)
-  seen = np.tril(np.ones((len(ids), len(ids)), bool)) & (True if visible is None else visible)
+  seen = np.tril(np.ones((len(ids), len(ids)))) * (1.0 if visible is None else visible)
   x = p["embed"][ids]
   for number in range(config.layers):
     x = _layer(config, {name: a[number] for name, a in p["layers"].items()}, x, seen)
@@ -64,8 +64,8 @@ def _layer(config, w, x, seen):
   heads = []
   for n in range(config.heads):
     shared = n * config.kv_heads // config.heads
-    scores = np.where(seen, q[n] @ k[shared].T / np.sqrt(config.head_size), -np.inf)
-    p = np.exp(scores - scores.max(-1, keepdims=True))
+    scores = np.where(seen > 0, q[n] @ k[shared].T / np.sqrt(config.head_size), -np.inf)
+    p = seen * np.exp(scores - scores.max(-1, keepdims=True))
     heads.append(p / p.sum(-1, keepdims=True) @ v[shared])
   x = x + np.einsum("nth,nhd->td", np.stack(heads), w["o"])
   h = _norm(x, w["mlp_norm"], config.norm_eps)

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from attrimem_jax.attribution.attribute import Attribution, Problem
+from attrimem_jax.attribution.attribute import Attribution, Measurement, Problem
 from attrimem_jax.attribution.credit import Unit
 from attrimem_jax.memory import bank as banks
 from attrimem_jax.memory.actions import Reason, parse
@@ -42,7 +42,9 @@ def attribution(weights: dict[Source, float]) -> Attribution:
   """Of one question about one rollout; only the sources and their weights are ever read."""
   empty = np.zeros(0, np.int32)
   problem = Problem(empty, empty, tuple(weights), empty, ())
-  return Attribution(problem, np.array(list(weights.values()), np.float32), 0.0, 0.0, empty, empty, empty)
+  return Attribution(
+    problem, np.array(list(weights.values()), np.float32), 0.0, 0.0, Measurement(problem, empty, empty)
+  )
 
 
 def source(rollout: int, position: int, session: int = 0, module: Module = SEMANTIC) -> Source:
