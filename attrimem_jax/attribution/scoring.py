@@ -111,7 +111,7 @@ def _batched(model, prefix, prompts, answers, keep, token_budget, step) -> Itera
   widths = [
     (bucket(len(answer), 8), bucket(len(prompt), step)) for prompt, answer in zip(prompts, answers, strict=True)
   ]
-  for (answer_width, prompt_width), rows, part in batches(widths, token_budget, few=_few(model)):
+  for (answer_width, prompt_width), rows, part in batches(widths, token_budget, few=8 if _is_large(model) else 32):
     shared = pack(
       [prefix],
       [[(prompts[i], answers[i]) for i in part]],
@@ -185,8 +185,9 @@ def _cached(model, prefixes, suffixes, keeps, token_budget, step) -> Iterator[_B
   """Problems of one shape together, each with all of its masks; the first rows of a batch are those of `rows`."""
   for prefix, suffix in zip(prefixes, suffixes, strict=True):
     _check(model, prefix, [suffix[0]], [suffix[1]])
-  # Every mask repeats the suffix, so its padding counts; the prefix is read once.
-  widths = [(bucket(len(x), step), bucket(len(p), 8), bucket(len(a), 8))
+  # Every mask repeats the suffix, so that its padding costs a large model more than compiling another program.
+  fine = 8 if _is_large(model) else 32
+  widths = [(bucket(len(x), step), bucket(len(p), fine), bucket(len(a), fine))
             for x, (p, a) in zip(prefixes, suffixes, strict=True)]  # fmt: skip
   for shape in sorted(set(widths)):
     members = [i for i, width in enumerate(widths) if width == shape]
@@ -208,9 +209,9 @@ def _cached(model, prefixes, suffixes, keeps, token_budget, step) -> Iterator[_B
       yield _Batch(part, dataclasses.replace(shared, prefix_keep=keep), shape[2])
 
 
-def _few(model) -> int:
-  """Rows that get batches of their own width: few of a model whose products outweigh compiling one more program."""
-  return 8 if sum(leaf.size for leaf in jax.tree.leaves(model.params)) > _LARGE else 32
+def _is_large(model) -> bool:
+  """Whether the products of a model outweigh compiling one more program."""
+  return sum(leaf.size for leaf in jax.tree.leaves(model.params)) > _LARGE
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

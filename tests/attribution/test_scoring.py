@@ -61,6 +61,21 @@ def test_compilations_are_bounded_over_random_lengths():
   assert scoring._score_all._cache_size() - before <= 4
 
 
+def test_a_hundred_questions_of_random_lengths_share_few_programs():
+  """Contexts in two buckets of 16, what follows them in one of 32: two programs for each kind of cached scoring."""
+  scored, sloped = scoring._score_all._cache_size(), scoring._differentiate._cache_size()
+  rng = np.random.default_rng(3)
+  for _ in range(100):
+    prefix, prompt, answer = (rng.integers(0, 53, rng.integers(1, most)) for most in (33, 17, 10))
+    keep = rng.random((4, len(prefix))) < 0.5
+    (scores,) = scoring.cached_logprobs(MODEL, [prefix], [(prompt, answer)], [keep])
+    (again,), (slopes,) = scoring.cached_gradients(MODEL, [prefix], [(prompt, answer)], [keep.astype(np.float32)])
+    np.testing.assert_allclose(again, scores, rtol=1e-4)
+    assert slopes.shape == keep.shape
+  assert scoring._score_all._cache_size() - scored <= 4  # the gradient's own call counts as well
+  assert scoring._differentiate._cache_size() - sloped <= 2
+
+
 def test_bad_rows():
   with pytest.raises(ValueError, match="row 1 has an empty answer"):
     answer_logprobs(MODEL, PREFIX, [[1], [2]], [[1], []])

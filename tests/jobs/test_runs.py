@@ -152,6 +152,7 @@ def test_another_configuration_is_refused_in_the_same_directory(whole, command):
     (["--config.data.name=locomo", "--config.data.path=pyproject.toml"], ["pyproject.toml"]),
     (["--config.rl.micro_batches=7", "--config.rollout.temperature=-1"], ["rl.micro_batches", "rollout.temperature"]),
     (["--config.policy.max_prompt=5000"], ["2048"]),
+    (["--config.attribution.estimator=gradient"], ["attribution.scorer", "Use masked or cached"]),
     (["--config.mesh.fsdp=64"], ["mesh"]),
   ],
 )
@@ -180,6 +181,23 @@ def test_the_other_recipes_run(command, tmp_path, recipe):
   output, _ = process.communicate(timeout=600)
   assert process.returncode == 0, output
   assert [row["step"] for row in _metrics(tmp_path) if "train/reward" in row] == [1, 2]
+
+
+@pytest.mark.slow
+def test_credit_by_gradients_that_held_out_masks_gate(command, tmp_path):
+  keys = {"estimator": "gradient", "scorer": "cached", "gradients": 1, "gate": 4, "explain": "contrast"}
+  process = command(
+    tmp_path,
+    *[f"--config.attribution.{name}={value}" for name, value in keys.items()],
+    "--config.policy.model=embedded:policy",  # random models write nothing that could earn credit
+    "--config.answer.model=embedded:answer",
+    "--config.train.steps=2",
+  )
+  output, _ = process.communicate(timeout=600)
+  assert process.returncode == 0, output
+  trained = [row for row in _metrics(tmp_path) if "train/reward" in row]
+  assert [row["step"] for row in trained] == [1, 2]
+  assert all(-1 <= row["train/attribution_lds"] <= 1 and row["train/credit_abs"] > 0 for row in trained)
 
 
 @pytest.mark.slow
