@@ -9,6 +9,8 @@ tokens in all. Collected once per question and kept: the answer, its log-probabi
 and under masks that no estimator is fitted to (exact). All estimators are then compared on the same measurements.
 """
 
+import dataclasses
+import itertools
 import json
 import pathlib
 import time
@@ -19,6 +21,7 @@ import numpy as np
 from absl import app, flags
 
 from attrimem_jax.attribution import ablations, attribute, lasso
+from attrimem_jax.attribution.ablations import LEVELS
 from attrimem_jax.attribution.faithfulness import lds, without_top
 from attrimem_jax.attribution.scoring import target
 from attrimem_jax.data import locomo
@@ -47,7 +50,7 @@ flags.DEFINE_boolean("drops", False, "Score the answers without the strongest to
 _TOKENS = 160  # of memory
 _STEP = 64  # lengths are padded to multiples of it: question after question then needs few programs
 _TOP = 4
-_LEVELS = (0.0625, 0.125, 0.25, 0.5, 1.0)  # of all gates, at which gradients are taken
+_LEVELS = tuple(sorted(LEVELS))
 
 
 def questions(episodes: tuple[Episode, ...], chat: Chat, count: int) -> Iterator[tuple[Question, Bank, set[int]]]:
@@ -161,12 +164,7 @@ def measure(model, header, case: dict[str, np.ndarray], number: int) -> bool:
     case |= {f"{scorer}_gated": logp, f"{scorer}_slopes": found}
     case[f"{scorer}_slopes_seconds"] = np.array((time.monotonic() - start) / len(gates))
   if lacking:
-    case |= {"held_out": held_out, "masks": masks}
-    for scorer in ("exact", "cached"):  # what the first M masks cost, for every M
-      none, one = (attribute.tokens_read(header, problem, masks[:m], scorer) for m in (0, 1))
-      each = np.array([attribute.tokens_read(header, problem, row[None], scorer) - none for row in masks])
-      case[f"{scorer}_tokens"] = none + np.cumsum(each)
-      assert case[f"{scorer}_tokens"][0] == one
+    case |= {"held_out": held_out, "masks": masks, "header": np.array(header)}
   return lacking
 
 
@@ -182,117 +180,195 @@ class Case:
   def __init__(self, path: pathlib.Path):
     self.data = dict(np.load(path, allow_pickle=False))
     self.masks, self.evidence = self.data["masks"], self.data["evidence"]
-    self.exact, self.masked, self.cached = (target(self.data[name]) for name in ("exact", "masked", "cached"))
+    self.targets = {name: target(self.data[name]) for name in ("exact", "masked", "cached")}
     self.held_out, self.judge = self.data["held_out"], target(self.data["judge"][:-1])
-    self.length = len(self.data["answer"])
+    self.problem = _problem(self.data)
+    self.header = self.data["header"]
+    self.price = self.cost("exact", 32)
 
-  def affordable(self, masks: int) -> int:
-    """How many cached masks cost what `masks` exact ones do, in tokens read."""
-    fits = int(np.searchsorted(self.data["cached_tokens"], self.data["exact_tokens"][masks - 1], side="right"))
-    return min(fits, len(self.cached))
+  def cost(self, scorer: str, count: int) -> int:
+    """Tokens read for the first `count` masks."""
+    return attribute.tokens_read(self.header, self.problem, self.masks[:count], scorer)
 
+  def affordable(self, exact: int) -> int:
+    """How many cached masks cost what `exact` exact ones do, in tokens read."""
+    most = self.cost("exact", exact)
+    return max(m for m in range(1, len(self.targets["cached"]) + 1) if self.cost("cached", m) <= most)
 
-Linear = tuple[np.ndarray, float]  # weights and intercept
+  def regression(self, scorer: str, count: int) -> lasso.Problem:
+    return lasso.Problem(self.masks[:count], self.targets[scorer][:count], len(self.problem.answer))
 
-
-def by_lasso(penalty: str, alpha: float, problems: list[lasso.Problem]) -> list[Linear]:
-  fits = lasso.fit(problems, penalty=lasso.Penalty(penalty), alpha=alpha)
-  return [(fit.weights.astype(np.float64), fit.intercept) for fit in fits]
-
-
-def by_ridge(problem: lasso.Problem) -> Linear:
-  """Ridge regression with the penalty of least leave-one-out error (closed form), in float64."""
-  x, y = problem.x.astype(np.float64), problem.y.astype(np.float64)
-  mean, level = x.mean(0), y.mean()
-  gram = (x - mean) @ (x - mean).T
-  best, chosen = np.inf, np.zeros(len(y))
-  for penalty in np.geomspace(1e-2, 1e3, 16) * np.trace(gram) / len(y):
-    inverse = np.linalg.inv(gram + penalty * np.eye(len(y)))
-    hat = gram @ inverse + 1 / len(y)
-    error = np.mean(((y - level - gram @ inverse @ (y - level)) / (1 - np.diag(hat))) ** 2)
-    if error < best:
-      best, chosen = error, inverse @ (y - level)
-  weights = (x - mean).T @ chosen
-  return weights, float(level - mean @ weights)
+  def gradients(self, scorer: str, count: int) -> attribute.Measurement:
+    """The measurement of which `attribute.fit` makes weights."""
+    rows = [_LEVELS.index(level) for level in LEVELS[:count]]
+    gates = np.repeat(np.array(LEVELS[:count])[:, None], len(self.evidence), axis=1)
+    return attribute.Measurement(
+      self.problem, gates, self.data[f"{scorer}_gated"][rows], self.data[f"{scorer}_slopes"][rows]
+    )
 
 
-def corrected(case: Case, exact: int, cached: int) -> lasso.Problem:
-  """Cached targets on the scale of the exact ones (a line through the masks that have both), exact ones where known."""
-  slope, level = np.polyfit(case.cached[:exact], case.exact[:exact], 1)
-  y = np.concatenate([case.exact[:exact], level + max(slope, 0.0) * case.cached[exact:cached]])
-  return lasso.Problem(case.masks[:cached], y, case.length)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Estimate:
+  """What an estimator says of one case, and the tokens that its measurements read.
+
+  Attributes:
+    weights: float64 [S].
+    predicted: float64 [held-out masks], the targets under them.
+    tokens: read.
+  """
+
+  weights: np.ndarray
+  predicted: np.ndarray
+  tokens: int
+
+
+def by_lasso(cases: list[Case], scorer: str, counts: list[int], penalty: str = "raw") -> list[Estimate]:
+  problems = [case.regression(scorer, count) for case, count in zip(cases, counts, strict=True)]
+  fits = lasso.fit(problems, penalty=lasso.Penalty(penalty), alpha=0.01)
+  return [
+    Estimate(f.weights.astype(np.float64), f.intercept + c.held_out @ f.weights, c.cost(scorer, m))
+    for c, f, m in zip(cases, fits, counts, strict=True)
+  ]
+
+
+def by_gradient(cases: list[Case], scorer: str, count: int) -> list[Estimate]:
+  estimates = []
+  for case, found in zip(cases, attribute.fit([case.gradients(scorer, count) for case in cases]), strict=True):
+    tokens = attribute.tokens_read(case.header, case.problem, found.measured.masks, scorer)
+    estimates.append(Estimate(found.weights.astype(np.float64), found.predict(case.held_out), tokens))
+  return estimates
+
+
+def by_gradient_and_rest(cases: list[Case], count: int, exact: int) -> list[Estimate]:
+  """Gradients, scaled to some exact masks, and a LASSO on what they leave of these."""
+  starts, rests = by_gradient(cases, "masked", count), []
+  for case, start in zip(cases, starts, strict=True):
+    problem = case.regression("exact", exact)
+    guess = problem.x @ start.weights
+    slope = max(np.polyfit(guess, problem.y, 1)[0], 0.0)
+    rests.append((slope, dataclasses.replace(problem, y=problem.y - slope * guess)))
+  fits = lasso.fit([problem for _, problem in rests], penalty=lasso.Penalty.HELD_OUT)
+  estimates = []
+  for case, start, (slope, _), rest in zip(cases, starts, rests, fits, strict=True):
+    weights = slope * start.weights + rest.weights
+    estimates.append(Estimate(weights, case.held_out @ weights, start.tokens + case.cost("exact", exact)))
+  return estimates
+
+
+def by_exact_and_cached(cases: list[Case], exact: int) -> list[Estimate]:
+  """Exact masks, and for the rest of the price of 32 cached ones on the scale of these (a line through both)."""
+  problems, tokens = [], []
+  for case in cases:
+    count = max(case.affordable(32 - exact), exact)
+    slope, level = np.polyfit(case.targets["cached"][:exact], case.targets["exact"][:exact], 1)
+    y = level + max(slope, 0.0) * case.targets["cached"][:count]
+    y[:exact] = case.targets["exact"][:exact]
+    problems.append(lasso.Problem(case.masks[:count], y, len(case.problem.answer)))
+    tokens.append(case.cost("exact", exact) + case.cost("cached", count))
+  fits = lasso.fit(problems, penalty=lasso.Penalty.HELD_OUT)
+  return [
+    Estimate(f.weights.astype(np.float64), f.intercept + c.held_out @ f.weights, t)
+    for c, f, t in zip(cases, fits, tokens, strict=True)
+  ]
+
+
+def by_pairs(cases: list[Case], count: int, strongest: int = 6) -> list[Estimate]:
+  """A LASSO with products of its strongest sources as columns too; one counts half for either of its sources."""
+  firsts = by_lasso(cases, "cached", [count] * len(cases), "held_out")
+  pairs = []
+  for first in firsts:
+    order = np.argsort(-np.abs(first.weights), kind="stable")[:strongest]
+    pairs.append(np.array(list(itertools.combinations(order, 2))))
+
+  def joined(masks, pair):
+    return np.concatenate([masks, masks[:, pair].all(2)], axis=1)
+
+  problems = [
+    lasso.Problem(joined(c.masks[:count], p), c.targets["cached"][:count], len(c.problem.answer))
+    for c, p in zip(cases, pairs, strict=True)
+  ]
+  estimates = []
+  for case, pair, fit in zip(cases, pairs, lasso.fit(problems, penalty=lasso.Penalty.HELD_OUT), strict=True):
+    sources = case.masks.shape[1]
+    weights = fit.weights[:sources].astype(np.float64)
+    np.add.at(weights, pair, fit.weights[sources:, None] / 2)
+    predicted = fit.intercept + joined(case.held_out, pair) @ fit.weights
+    estimates.append(Estimate(weights, predicted, case.cost("cached", count)))
+  return estimates
 
 
 def analyse(folder: pathlib.Path) -> None:
+  """Compares estimators on the cases that have as many measurements as the flags ask for."""
+  needed = {"exact": FLAGS.exact, "masked": FLAGS.masked, "cached": FLAGS.cached}
   cases = [Case(path) for path in sorted(folder.glob("[0-9]*.npz"))]
-  estimates: dict[str, list[Linear]] = {}
-
-  def problems(scorer: str, count) -> list[lasso.Problem]:
-    counts = [count(case) if callable(count) else count for case in cases]
-    return [lasso.Problem(c.masks[:m], getattr(c, scorer)[:m], c.length) for c, m in zip(cases, counts, strict=True)]
-
-  for count in (8, 16, 32, 64):
-    estimates[f"exact {count}, raw 0.01"] = by_lasso("raw", 0.01, problems("exact", count))
-  for count in (32, 64):
-    estimates[f"exact {count}, held-out"] = by_lasso("held_out", 0.01, problems("exact", count))
-    estimates[f"exact {count}, ridge"] = [by_ridge(p) for p in problems("exact", count)]
-  estimates["masked 16, raw 0.01"] = by_lasso("raw", 0.01, problems("masked", 16))
-  equal = {"at the cost of 32 exact": lambda case: case.affordable(32)}
-  for name, count in {**{str(m): m for m in (32, 64, 128, 256)}, **equal}.items():
-    estimates[f"cached {name}, raw 0.01"] = by_lasso("raw", 0.01, problems("cached", count))
-    estimates[f"cached {name}, held-out"] = by_lasso("held_out", 0.01, problems("cached", count))
-    estimates[f"cached {name}, ridge"] = [by_ridge(p) for p in problems("cached", count)]
-  for exact in (8, 16):  # the rest of the cost of 32 exact masks in cached ones
-    mixed = [corrected(case, exact, max(case.affordable(32 - exact), exact)) for case in cases]
-    estimates[f"exact {exact} + cached, at the cost of 32 exact, held-out"] = by_lasso("held_out", 0.01, mixed)
-    estimates[f"exact {exact} + cached, at the cost of 32 exact, ridge"] = [by_ridge(p) for p in mixed]
+  cases = [case for case in cases if all(len(case.targets[name]) >= count for name, count in needed.items())]
+  estimates: dict[str, list[Estimate]] = {}
+  for scorer, most in needed.items():
+    for count in (8, 16, 32, 64, 128, 256, 512):
+      if count <= most:
+        estimates[f"{count} {scorer} masks"] = by_lasso(cases, scorer, [count] * len(cases))
+  equal = [case.affordable(32) for case in cases]
+  estimates["cached masks at the cost of 32 exact"] = by_lasso(cases, "cached", equal)
+  estimates["the same, held-out penalty"] = by_lasso(cases, "cached", equal, "held_out")
+  estimates["the same, pairs of the strongest 6"] = by_pairs(cases, min(equal))
+  estimates["8 exact and cached masks at that cost"] = by_exact_and_cached(cases, 8)
+  for scorer in ("masked", "cached"):
+    for count in range(1, len(LEVELS) + 1):
+      estimates[f"{count} {scorer} gradient{'s' if count > 1 else ''}"] = by_gradient(cases, scorer, count)
+  estimates["3 masked gradients and 8 exact masks"] = by_gradient_and_rest(cases, 3, 8)
   _report(folder, cases, estimates)
 
 
-def without_strongest(cases: list[Case], estimates: dict[str, list[Linear]]) -> dict[str, np.ndarray]:
+def without_strongest(cases: list[Case], estimates: dict[str, list[Estimate]]) -> dict[str, np.ndarray]:
   """Nats that each answer loses without the `_TOP` strongest tokens of an estimator, by the exact scorer."""
   model = models.load(FLAGS.model)
   header = answer_prefix(Chat(model.tokenizer), FULL)
-  problems = [_problem(case.data) for case in cases]
-  rows = [np.concatenate([without_top(fits[i][0], (_TOP,)) for fits in estimates.values()]) for i in range(len(cases))]
+  problems = [case.problem for case in cases]
+  rows = [
+    np.concatenate([without_top(each[i].weights, (_TOP,)) for each in estimates.values()]) for i in range(len(cases))
+  ]
   scores = np.stack(attribute.score(model, header, problems, rows, step=_STEP))
   whole = np.array([case.data["judge"][-1] for case in cases])
   return {name: whole - scores[:, i] for i, name in enumerate(estimates)}
 
 
-def _report(folder: pathlib.Path, cases: list[Case], estimates: dict[str, list[Linear]]) -> None:
-  scores = {
-    name: np.array([lds(b + c.held_out @ w, c.judge) for c, (w, b) in zip(cases, fits, strict=True)])
-    for name, fits in estimates.items()
-  }
-  found = {
-    name: np.array(
-      [np.mean(c.evidence[np.argsort(-w, kind="stable")[:5]]) for c, (w, _) in zip(cases, fits, strict=True)]
-    )
-    for name, fits in estimates.items()
-  }
-  published = scores["exact 32, raw 0.01"]
-  sources = [case.masks.shape[1] for case in cases]
-  print(f"{len(cases)} questions, {np.mean(sources):.0f} sources each; evidence holds "
-        f"{np.mean([c.evidence.mean() for c in cases]):.2f} of them")  # fmt: skip
+def _report(folder: pathlib.Path, cases: list[Case], estimates: dict[str, list[Estimate]]) -> None:
+  sources, share = [case.masks.shape[1] for case in cases], np.mean([case.evidence.mean() for case in cases])
+  print(f"{len(cases)} questions, {np.mean(sources):.0f} sources each; evidence holds {share:.2f} of them")
   drops = without_strongest(cases, estimates) if FLAGS.drops else {}
-  print(f"| estimator | LDS | less that of exact 32, raw 0.01 | top 5 in evidence | nats lost without the top {_TOP} |")
-  print("|---|---|---|---|---|")
-  rows = []
-  for name, values in scores.items():
-    whole, gain = mean_interval(values), difference_interval(values, published)
-    row = {"estimator": name, "lds": vars(whole), "gain": vars(gain), "evidence": float(found[name].mean())}
+  columns = ("estimator", "cost in 32 exact masks", "LDS", "less that of 32 exact masks", "evidence in top 5")
+  print(_row(*columns, f"nats lost without the top {_TOP}"))
+  print(_row(*["---"] * 6))
+  rows, published = [], np.zeros(0)
+  for name, each in estimates.items():
+    values = np.array([lds(e.predicted, c.judge) for c, e in zip(cases, each, strict=True)])
+    if name == "32 exact masks":
+      published = values
+    evidence = [
+      np.mean(c.evidence[np.argsort(-e.weights, kind="stable")[:5]]) for c, e in zip(cases, each, strict=True)
+    ]
+    row = {"estimator": name, "evidence": float(np.mean(evidence)), "lds": vars(mean_interval(values))}
+    row["cost"] = float(np.mean([e.tokens / c.price for c, e in zip(cases, each, strict=True)]))
+    gain = difference_interval(values, published) if len(published) else None
+    row |= {"gain": vars(gain)} if gain else {}
     lost = mean_interval(drops[name]) if drops else None
-    rows.append(row | ({"drop": vars(lost)} if lost else {}))
-    print(f"| {name} | {whole} | {gain} | {found[name].mean():.2f} | {lost or ''} |")
-  bias = [np.corrcoef(c.exact, c.cached[: len(c.exact)])[0, 1] for c in cases]
-  in_place = [np.corrcoef(c.exact[: len(c.masked)], c.masked)[0, 1] for c in cases]
-  print(f"correlation of targets with exact ones: cached {np.mean(bias):.2f}, masked {np.mean(in_place):.2f}")
-  for name in ("exact", "masked", "cached"):
-    each = [float(c.data[f"{name}_seconds"]) for c in cases]
-    print(f"{name}: {np.median(each):.3f} s a mask")
-  print(f"cached masks for the tokens of 32 exact ones: {np.mean([c.affordable(32) for c in cases]):.0f}")
+    row |= {"drop": vars(lost)} if lost else {}
+    rows.append(row)
+    print(_row(name, f"{row['cost']:.2f}", mean_interval(values), gain or "", f"{row['evidence']:.2f}", lost or ""))
+  print("rank correlation of targets with exact ones: " + ", ".join(
+    f"{name} {np.mean([_agreement(case, name) for case in cases]):.2f}" for name in ("masked", "cached")))  # fmt: skip
+  for name in ("exact", "masked", "cached", "masked_slopes", "cached_slopes"):
+    print(f"{name}: {np.median([float(c.data[f'{name}_seconds']) for c in cases]):.2f} s each")
   (folder / "summary.json").write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def _row(*cells) -> str:
+  return f"| {' | '.join(map(str, cells))} |"
+
+
+def _agreement(case: Case, scorer: str) -> float:
+  both = min(len(case.targets["exact"]), len(case.targets[scorer]))
+  return lds(case.targets["exact"][:both], case.targets[scorer][:both])
 
 
 def main(argv) -> None:
