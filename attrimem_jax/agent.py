@@ -21,7 +21,7 @@ import numpy as np
 
 from attrimem_jax import checks
 from attrimem_jax.attribution.ablations import LEVELS
-from attrimem_jax.attribution.attribute import Attribution, Estimator, Problem, fit, measure, part_of
+from attrimem_jax.attribution.attribute import Attribution, Problem, fit, measure, part_of
 from attrimem_jax.attribution.lasso import Penalty
 from attrimem_jax.attribution.scoring import Scorer
 from attrimem_jax.data import dates
@@ -135,29 +135,28 @@ def check_prompts(prompts: object) -> None:
 def check_attribution(
   where: str,
   *,
-  estimator: str,
   gradients: int,
-  masks: int,
+  masks: int | None,
   scorer: str | None,
   keep: float,
   penalty: str,
   alpha: float,
   seed: int,
 ) -> tuple[int, str]:
-  """Raises ValueError where an argument of an attribution is out of range; (measurements, scorer) that were chosen."""
-  checks.choice(f"estimator of {where}", estimator, Estimator)
-  checks.whole(f"gradients of {where}", gradients, 1, len(LEVELS))
+  """Raises ValueError where an argument of an attribution is out of range; (masks, scorer) with defaults put in."""
+  checks.whole(f"gradients of {where}", gradients, 0, len(LEVELS))
+  if masks is None:
+    masks = 16 if gradients else 256
   checks.whole(f"masks of {where}", masks, 2)
-  by_gradient = estimator == Estimator.GRADIENT
   if scorer is None:
-    scorer = Scorer.MASKED if by_gradient else Scorer.CACHED
+    scorer = Scorer.MASKED if gradients else Scorer.CACHED
   checks.real(f"keep of {where}", keep, 0, 1)
-  scorers = [s for s in Scorer if not (by_gradient and s is Scorer.EXACT)]
-  checks.choice(f"scorer of {where}" + (" with the estimator gradient" if by_gradient else ""), scorer, scorers)
+  scorers = [s for s in Scorer if not (gradients and s is Scorer.EXACT)]
+  checks.choice(f"scorer of {where}" + (" with gradients" if gradients else ""), scorer, scorers)
   checks.choice(f"penalty of {where}", penalty, Penalty)
   checks.real(f"alpha of {where}", alpha, 0)
   checks.whole(f"seed of {where}", seed, 0, checks.SEEDS)
-  return gradients if by_gradient else masks, scorer
+  return masks, scorer
 
 
 def _model(spec: str | pathlib.Path | LanguageModel) -> LanguageModel:
@@ -299,10 +298,9 @@ class Reply:
 
   def attribute(
     self,
-    estimator: str = "gradient",
-    *,
     gradients: int = 5,
-    masks: int = 256,
+    *,
+    masks: int | None = None,
     scorer: str | None = None,
     keep: float = 0.5,
     penalty: str = "held_out",
@@ -313,10 +311,12 @@ class Reply:
     """Measures which of the policy's tokens the answer leaned on.
 
     Args:
-      estimator: "gradient" takes derivatives where the memory is faint, "lasso" leaves out tokens at random.
-      gradients, masks: how many measurements each of them takes.
-      scorer: "exact" removes tokens from the text (lasso alone), "masked" hides them, "cached" hides them in one
-        reading of the text; None is masked for the gradient and cached for random masks.
+      gradients: at how many levels of faintness, 1 to 5, derivatives by every token are taken; 0 fits a LASSO to random
+        masks instead.
+      masks: contexts with random tokens left out under which the answer is scored; None takes 16, which give gradients
+        their scale, and 256 without gradients.
+      scorer: "exact" removes tokens from the text (not with gradients), "masked" hides them, "cached" hides them in one
+        reading of the text; None is masked with gradients and cached without.
       keep: probability that a token stays under a random mask.
       penalty: how `alpha` is meant: "raw", "context_cite", "relative" or "held_out" (see `attribution.lasso.Penalty`).
       alpha: of the LASSO, > 0; larger values leave fewer tokens with a weight.
@@ -326,9 +326,8 @@ class Reply:
     Raises:
       ValueError: the context holds no token of the policy, or an argument is out of range.
     """
-    count, scorer = check_attribution(
+    masks, scorer = check_attribution(
       "Reply.attribute",
-      estimator=estimator,
       gradients=gradients,
       masks=masks,
       scorer=scorer,
@@ -350,8 +349,8 @@ class Reply:
       reader.model,
       header,
       [problem],
-      count,
-      estimator=estimator,
+      masks,
+      gradients=gradients,
       keep=keep,
       scorer=scorer,
       dtype=reader.dtype,

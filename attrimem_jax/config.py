@@ -102,15 +102,14 @@ def _rollout() -> ConfigDict:
 def _attribution() -> ConfigDict:
   attribution = ConfigDict()
   attribution.masks = ((0, 8), (80, 16), (200, 32))  # (from step, masks); masks of a stage keep those of the one before
-  attribution.estimator = "lasso"  # "gradient" takes derivatives where the memory is faint, instead of random masks
-  attribution.gradients = 2  # how many of them, 1 to 5
+  attribution.gradients = 0  # 1 to 5: so many derivatives where the memory is faint, instead of random masks
   attribution.keep = 0.5  # probability that a source stays in the context
   attribution.alpha = 0.01  # LASSO penalty
   attribution.penalty = "raw"
   # Whose probability is explained: the answer given, the gold one, or gold against given where that was wrong.
   attribution.explain = "generated"
   # "exact" removes sources from the text, "masked" hides them, "cached" hides them in one reading of the context: much
-  # cheaper, somewhat biased. A gradient needs one of the latter two.
+  # cheaper, somewhat biased. Gradients need one of the latter two.
   attribution.scorer = "exact"
   attribution.unit = "token"
   attribution.gate = 0  # held-out masks that judge every attribution, whose credit is then scaled by its LDS; 0: none
@@ -125,7 +124,7 @@ def _explain() -> ConfigDict:
   explain.answer = ""  # "": what the model says
   explain.part = ""  # words of the answer that are explained; "": all of it
   explain.sources = "token"
-  explain.masks = 256
+  explain.masks = 0  # 0: 16 that give gradients their scale, 256 without gradients
   explain.held_out = 16  # masks that only judge the result
   return explain
 

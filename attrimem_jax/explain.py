@@ -84,7 +84,7 @@ class Explained:
 
   def to_dict(self) -> dict[str, Any]:
     """Everything, as plain data."""
-    judged = self.faithfulness
+    judged, measured = self.faithfulness, self.attribution.measured
     return {
       "question": self.question,
       "answer": self.answer,
@@ -101,8 +101,8 @@ class Explained:
         "held_out_masks": judged.masks,
       },
       "gap": self.attribution.gap,
-      "estimator": str(self.attribution.measured.estimator),
-      "masks": len(self.attribution.measured.masks),
+      "gradients": len(measured.gradients.levels) if measured.gradients else 0,
+      "masks": len(measured.masks),
       "scorer": self.scorer,
       "tokens_read": self.tokens_read,
     }
@@ -170,9 +170,8 @@ def attribute(
   model: str | LanguageModel = "embedded:answer",
   sources: str | Sequence[str] = "token",
   prompts: Prompts | None = None,
-  estimator: str = "gradient",
   gradients: int = 5,
-  masks: int = 256,
+  masks: int | None = None,
   scorer: str | None = None,
   penalty: str = "held_out",
   alpha: float = 0.01,
@@ -192,10 +191,12 @@ def attribute(
     model: the answer model: what `io.models.load` takes, or a model that is loaded already.
     sources: "token", "word", "sentence", "record" (a line), or the parts themselves, which must join to the text.
     prompts: the words around text and question; None takes those the model was made for.
-    estimator: "gradient" takes derivatives where the text is faint, "lasso" leaves out parts at random.
-    gradients, masks: how many measurements each of them takes.
-    scorer: "exact" removes parts from the text (lasso alone), "masked" hides them, "cached" hides them in one reading
-      of the text; None is masked for the gradient and cached for random masks.
+    gradients: at how many levels of faintness, 1 to 5, derivatives by every part are taken; 0 fits a LASSO to random
+      masks instead.
+    masks: contexts with random parts left out under which the answer is scored; None takes 16, which give gradients
+      their scale, and 256 without gradients.
+    scorer: "exact" removes parts from the text (not with gradients), "masked" hides them, "cached" hides them in one
+      reading of the text; None is masked with gradients and cached without.
     penalty, alpha: of the LASSO (`attribution.lasso.Penalty`).
     keep: probability that a part stays.
     held_out: masks that only judge the result; they are scored exactly whatever the scorer.
@@ -215,9 +216,8 @@ def attribute(
   check_model("model of attribute", model)
   check_prompts(prompts)
   _check_sources(sources)
-  count, scorer = check_attribution(
+  masks, scorer = check_attribution(
     "attribute",
-    estimator=estimator,
     gradients=gradients,
     masks=masks,
     scorer=scorer,
@@ -252,11 +252,11 @@ def attribute(
   if part:
     problem = attributions.part_of(problem, *find(chat.tokenizer.pieces(said), part))
   measured = attributions.measure(
-    loaded, header, [problem], count, estimator=estimator, keep=keep, scorer=scorer, dtype=dtype, step=_STEP
+    loaded, header, [problem], masks, gradients=gradients, keep=keep, scorer=scorer, dtype=dtype, step=_STEP
   )
   (found,) = attributions.fit(measured, alpha=alpha, penalty=penalty)
   (judged,) = attributions.judge(loaded, header, [found], held_out, top=_TOP, keep=keep, dtype=dtype, step=_STEP)
-  read = attributions.tokens_read(header, problem, measured[0].masks, scorer)
+  read = attributions.price(header, measured[0], scorer)
   read += attributions.tokens_read(header, problem, np.ones((held_out + len(_TOP) + 1, len(parts)), bool))
   return Explained(question, chat.said(said), part, ids, source, parts, found, judged, scorer, read, tuple(tokens))
 

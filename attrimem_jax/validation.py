@@ -35,7 +35,6 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
   "answer.retriever.name": ("bm25", "dense"),
   "rollout.horizon.bank": ("empty", "reference"),
   "reward.kind": ("contains", "f1", "exact"),
-  "attribution.estimator": ("lasso", "gradient"),
   "attribution.penalty": ("raw", "context_cite", "relative", "held_out"),
   "attribution.explain": ("generated", "gold", "contrast"),
   "attribution.scorer": ("exact", "masked", "cached"),
@@ -70,10 +69,10 @@ _AT_LEAST: Mapping[str, float] = {
   "rollout.records_budget": 0,
   "rollout.bucket": 1,
   "reward.questions": 0,
-  "attribution.gradients": 1,
+  "attribution.gradients": 0,
   "attribution.gate": 0,
   "attribution.alpha": 1e-6,  # without a penalty no source could be told from noise
-  "explain.masks": 2,
+  "explain.masks": 0,
   "explain.held_out": 2,
   "rl.lambda_": 0,
   "rl.clip_process": 0,
@@ -215,11 +214,9 @@ def _cross_checks(config: ConfigDict) -> Iterator[str]:
   elif config.job != "export":
     yield from _data_set(config)
     yield from _memory(config)
-  if config.job in ("train", "attribute") and (config.attribution.estimator, config.attribution.scorer) == (
-    "gradient",
-    "exact",
-  ):
-    what = "has no gradient, which config.attribution.estimator asks for"
+  by_gradients = config.attribution.gradients > 0 and config.job in ("train", "attribute")
+  if by_gradients and config.attribution.scorer == "exact":
+    what = "has no gradient, which config.attribution.gradients asks for"
     yield _problem(config, "attribution.scorer", what, "Use masked or cached.")
   if config.job == "train":
     yield from _attribution_problems(config)
@@ -313,6 +310,8 @@ def _explained(config: ConfigDict) -> Iterator[str]:
   for name in ("explain.path", "explain.context"):
     if get(config, name) and not _path(get(config, name)).is_file():
       yield _problem(config, name, "there is no such file", "Correct the path.")
+  if explain.masks == 1:
+    yield _problem(config, "explain.masks", "is too few: one mask tells no source from another", "Use 0, or 2 or more.")
   if explain.context and not explain.question.strip():
     yield _problem(config, "explain.question", "is empty", "Ask something about the text.")
 

@@ -23,7 +23,6 @@ from attrimem_jax import config as schema
 def get_config(preset: str = "") -> ConfigDict:
   config = schema.default()
   config.job = "attribute"
-  config.attribution.estimator = "gradient"
   config.attribution.gradients = 5
   config.attribution.scorer = "masked"
   config.attribution.penalty = "held_out"

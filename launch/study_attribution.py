@@ -22,7 +22,7 @@ from absl import app, flags
 
 from attrimem_jax.attribution import ablations, attribute, lasso
 from attrimem_jax.attribution.ablations import LEVELS
-from attrimem_jax.attribution.faithfulness import lds, without_top
+from attrimem_jax.attribution.faithfulness import lds, r2, without_top
 from attrimem_jax.attribution.scoring import target
 from attrimem_jax.data import locomo
 from attrimem_jax.evaluation.bootstrap import difference_interval, mean_interval
@@ -198,13 +198,12 @@ class Case:
   def regression(self, scorer: str, count: int) -> lasso.Problem:
     return lasso.Problem(self.masks[:count], self.targets[scorer][:count], len(self.problem.answer))
 
-  def gradients(self, scorer: str, count: int) -> attribute.Measurement:
-    """The measurement of which `attribute.fit` makes weights."""
+  def by_gradients(self, scorer: str, count: int, masks: int) -> attribute.Measurement:
+    """The measurement of some gradients, with so many exact masks for their scale."""
     rows = [_LEVELS.index(level) for level in LEVELS[:count]]
-    gates = np.repeat(np.array(LEVELS[:count])[:, None], len(self.evidence), axis=1)
-    return attribute.Measurement(
-      self.problem, gates, self.data[f"{scorer}_gated"][rows], self.data[f"{scorer}_slopes"][rows]
-    )
+    logp, slopes = self.data[f"{scorer}_gated"][rows], self.data[f"{scorer}_slopes"][rows]
+    gradients = attribute.Gradients(np.array(LEVELS[:count]), logp, slopes)
+    return attribute.Measurement(self.problem, self.masks[:masks], self.data["exact"][:masks], gradients)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -231,17 +230,17 @@ def by_lasso(cases: list[Case], scorer: str, counts: list[int], penalty: str = "
   ]
 
 
-def by_gradient(cases: list[Case], scorer: str, count: int) -> list[Estimate]:
-  estimates = []
-  for case, found in zip(cases, attribute.fit([case.gradients(scorer, count) for case in cases]), strict=True):
-    tokens = attribute.tokens_read(case.header, case.problem, found.measured.masks, scorer)
-    estimates.append(Estimate(found.weights.astype(np.float64), found.predict(case.held_out), tokens))
-  return estimates
+def by_gradients(cases: list[Case], scorer: str, count: int, masks: int = 0) -> list[Estimate]:
+  found = attribute.fit([case.by_gradients(scorer, count, masks) for case in cases])
+  return [
+    Estimate(f.weights.astype(np.float64), f.predict(c.held_out), attribute.price(c.header, f.measured, scorer))
+    for c, f in zip(cases, found, strict=True)
+  ]
 
 
-def by_gradient_and_rest(cases: list[Case], count: int, exact: int) -> list[Estimate]:
+def by_gradients_and_rest(cases: list[Case], count: int, exact: int) -> list[Estimate]:
   """Gradients, scaled to some exact masks, and a LASSO on what they leave of these."""
-  starts, rests = by_gradient(cases, "masked", count), []
+  starts, rests = by_gradients(cases, "masked", count), []
   for case, start in zip(cases, starts, strict=True):
     problem = case.regression("exact", exact)
     guess = problem.x @ start.weights
@@ -314,8 +313,9 @@ def analyse(folder: pathlib.Path) -> None:
   estimates["8 exact and cached masks at that cost"] = by_exact_and_cached(cases, 8)
   for scorer in ("masked", "cached"):
     for count in range(1, len(LEVELS) + 1):
-      estimates[f"{count} {scorer} gradient{'s' if count > 1 else ''}"] = by_gradient(cases, scorer, count)
-  estimates["3 masked gradients and 8 exact masks"] = by_gradient_and_rest(cases, 3, 8)
+      estimates[f"{count} {scorer} gradient{'s' if count > 1 else ''}"] = by_gradients(cases, scorer, count)
+  estimates["5 masked gradients, 8 exact masks for scale"] = by_gradients(cases, "masked", 5, 8)
+  estimates["3 masked gradients, LASSO of 8 exact masks on the rest"] = by_gradients_and_rest(cases, 3, 8)
   _report(folder, cases, estimates)
 
 
@@ -336,9 +336,9 @@ def _report(folder: pathlib.Path, cases: list[Case], estimates: dict[str, list[E
   sources, share = [case.masks.shape[1] for case in cases], np.mean([case.evidence.mean() for case in cases])
   print(f"{len(cases)} questions, {np.mean(sources):.0f} sources each; evidence holds {share:.2f} of them")
   drops = without_strongest(cases, estimates) if FLAGS.drops else {}
-  columns = ("estimator", "cost in 32 exact masks", "LDS", "less that of 32 exact masks", "evidence in top 5")
+  columns = ("estimator", "cost in 32 exact masks", "LDS", "less that of 32 exact masks", "R²", "evidence in top 5")
   print(_row(*columns, f"nats lost without the top {_TOP}"))
-  print(_row(*["---"] * 6))
+  print(_row(*["---"] * 7))
   rows, published = [], np.zeros(0)
   for name, each in estimates.items():
     values = np.array([lds(e.predicted, c.judge) for c, e in zip(cases, each, strict=True)])
@@ -353,8 +353,10 @@ def _report(folder: pathlib.Path, cases: list[Case], estimates: dict[str, list[E
     row |= {"gain": vars(gain)} if gain else {}
     lost = mean_interval(drops[name]) if drops else None
     row |= {"drop": vars(lost)} if lost else {}
+    row["r2"] = float(np.median([r2(e.predicted, c.judge) for c, e in zip(cases, each, strict=True)]))
     rows.append(row)
-    print(_row(name, f"{row['cost']:.2f}", mean_interval(values), gain or "", f"{row['evidence']:.2f}", lost or ""))
+    shown = (f"{row['r2']:.2f}", f"{row['evidence']:.2f}", lost or "")
+    print(_row(name, f"{row['cost']:.2f}", mean_interval(values), gain or "", *shown))
   print("rank correlation of targets with exact ones: " + ", ".join(
     f"{name} {np.mean([_agreement(case, name) for case in cases]):.2f}" for name in ("masked", "cached")))  # fmt: skip
   for name in ("exact", "masked", "cached", "masked_slopes", "cached_slopes"):

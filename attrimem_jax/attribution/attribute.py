@@ -1,19 +1,19 @@
 """Attribution of an answer to the tokens in its context: measure, then estimate what every source is worth.
 
-Two estimators, whose weights mean the same, the logits that a source adds to the answer's probability:
+A weight is the number of logits that a source adds to the answer's probability. Two ways to it:
 
-  lasso     M random masks remove sources from the prompt, the answer model scores the fixed answer after what is left,
-            and a LASSO of the scores' logits on the masks gives every source a weight (AttriMem §3.3, after
-            ContextCite). Random masks see S sources through M numbers.
-  gradient  all sources are made faint instead: their weight in the attention of others is multiplied by one factor, and
-            the derivative of the logit by each source's own factor is taken, at M factors. Each measurement tells
-            something of every source, at about three times the price of a mask.
+  LASSO      M random masks remove sources from the prompt, the answer model scores the fixed answer after what is left,
+             and a LASSO of the scores' logits on the masks gives every source a weight (AttriMem §3.3, after
+             ContextCite). It sees S sources through M numbers.
+  gradients  all sources are made faint: their weight in the attention of others is multiplied by one factor, and the
+             derivative of the logit by each source's own factor is taken, at some factors. Each of them tells something
+             of every source, at about three times the price of a mask. Faint sources crowd each other out less than
+             whole ones, so the mean derivative overstates them; a few random masks put it to scale.
 
 All problems are measured and estimated together.
 """
 
 import dataclasses
-import enum
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,6 +32,8 @@ from attrimem_jax.attribution.scoring import (
   target_slope,
 )
 from attrimem_jax.memory.context import Source
+
+_LEAST_SCALE = 0.1  # of gradients: a few masks may deny that they mean anything, but not tell which way they point
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -66,41 +68,51 @@ def part_of(problem: Problem, start: int, stop: int) -> Problem:
   )
 
 
-class Estimator(enum.StrEnum):
-  """How weights are made of measurements."""
-
-  LASSO = "lasso"
-  GRADIENT = "gradient"
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Measurement:
   """What the answer model said of one problem.
 
   Attributes:
     problem: what is explained.
-    masks: bool [M, S], which sources stayed; float [M, S] for the gradient, the factors of their weight.
+    masks: bool [M, S], which sources stayed.
     logp: float32 [M], log-probability of the answer under each mask; [2, M], also of the rival, where there is one.
-    slopes: None, or for the gradient float32 [M, S] or [2, M, S], derivatives of `logp` by `masks`.
+    gradients: None, or those to which the masks only give the scale.
   """
 
   problem: Problem
   masks: np.ndarray
   logp: np.ndarray
-  slopes: np.ndarray | None = None
-
-  @property
-  def estimator(self) -> Estimator:
-    return Estimator.LASSO if self.slopes is None else Estimator.GRADIENT
+  gradients: "Gradients | None" = None
 
   def __str__(self) -> str:
-    noun = "mask" if self.estimator is Estimator.LASSO else "gradient"
-    return f"{len(self.masks)} {noun}" + ("s" if len(self.masks) != 1 else "")
+    masks = _plural(len(self.masks), "mask")
+    if self.gradients is None:
+      return masks
+    return _plural(len(self.gradients.levels), "gradient") + (f" and {masks}" if len(self.masks) else "")
 
   @property
   def targets(self) -> np.ndarray:
     """Logits of the answer's probability, less those of the rival's, float64 [M]."""
     return _target(self.logp)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Gradients:
+  """Derivatives of an answer's log-probability by every source's factor, where all have the same.
+
+  Attributes:
+    levels: float64 [G], the factors.
+    logp: float32 [G] or [2, G], as of `Measurement`.
+    slopes: float32 [G, S] or [2, G, S], the derivatives of `logp`.
+  """
+
+  levels: np.ndarray
+  logp: np.ndarray
+  slopes: np.ndarray
+
+
+def _plural(count: int, noun: str) -> str:
+  return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -111,7 +123,7 @@ class Attribution:
     problem: what was explained.
     weights: float32 [S], logits that a source adds to the answer.
     intercept: the surrogate's value with every source removed.
-    gap: relative duality gap of the fit; 0 of a gradient, which fits nothing.
+    gap: relative duality gap of the LASSO; 0 where there is none.
     measured: by which.
     faithfulness: how it was judged, if it was.
   """
@@ -134,22 +146,23 @@ def measure(
   problems: Sequence[Problem],
   masks: int,
   *,
-  estimator: str = "lasso",
+  gradients: int = 0,
   keep: float = 0.5,
   scorer: str = "exact",
   dtype: str = "float32",
   step: int = 16,
 ) -> list[Measurement]:
-  """Measures what an estimator needs.
+  """Measures what `fit` makes weights of.
 
   Args:
     model: the frozen answer model, an `io.models.LanguageModel`.
     prefix: ids that precede every prompt and are read once for all.
     problems: what to explain; a problem's masks follow from its own seed, whatever stands beside it.
-    masks: M. The first random masks of a problem are the same for every M; of the gradient, M of `ablations.LEVELS`.
-    estimator: "lasso" or "gradient".
+    masks: M random ones. The first of a problem are the same for every M.
+    gradients: how many of `ablations.LEVELS` derivatives are taken at; 0: a LASSO is to be fitted to the masks.
     keep: probability that a source stays under a random mask.
-    scorer: how the sources that a mask removes are kept from the answer (`scoring.Scorer`); "exact" has no gradient.
+    scorer: how the sources that a mask removes are kept from the answer (`scoring.Scorer`). With gradients, where they
+      are faint ("exact" knows no such thing); the masks that give these their scale are exact.
     dtype, step: of the computation, and granularity of padded widths.
 
   Raises:
@@ -157,15 +170,17 @@ def measure(
       gradient.
   """
   _check(problems)
-  settings: dict[str, Any] = {"scorer": scorer, "dtype": dtype, "step": step}
-  if Estimator(estimator) is Estimator.GRADIENT:
-    assert 0 < masks <= len(LEVELS), f"{masks} gradients, there are {len(LEVELS)} levels"
-    drawn = [np.repeat(np.array(LEVELS[:masks])[:, None], len(p.sources), axis=1) for p in problems]
-    measured = zip(*slopes(model, prefix, problems, drawn, **settings), strict=True)
-    return [Measurement(p, v, *found) for p, v, found in zip(problems, drawn, measured, strict=True)]
+  settings: dict[str, Any] = {"dtype": dtype, "step": step}
+  sloped: list[Gradients | None] = [None] * len(problems)
+  if gradients:
+    assert gradients <= len(LEVELS), f"{gradients} gradients, there are {len(LEVELS)} levels"
+    levels = np.array(LEVELS[:gradients])
+    faint = [np.repeat(levels[:, None], len(p.sources), axis=1) for p in problems]
+    found = slopes(model, prefix, problems, faint, scorer=scorer, **settings)
+    sloped, scorer = [Gradients(levels, *pair) for pair in zip(*found, strict=True)], "exact"
   drawn = [draw(_rng(p), masks, len(p.sources), keep) for p in problems]
-  scores = score(model, prefix, problems, drawn, **settings)
-  return [Measurement(*found) for found in zip(problems, drawn, scores, strict=True)]
+  scores = score(model, prefix, problems, drawn, scorer=scorer, **settings)
+  return [Measurement(*parts) for parts in zip(problems, drawn, scores, sloped, strict=True)]
 
 
 def _rng(problem: Problem, purpose: int = 0) -> np.random.Generator:
@@ -299,17 +314,23 @@ _SLOPES = {Scorer.MASKED: _slopes_in_place, Scorer.CACHED: _slopes_from_cache}
 
 
 def tokens_read(prefix: Sequence[int], problem: Problem, masks: np.ndarray, scorer: str = "exact") -> int:
-  """How many tokens the model reads to score one problem, padding aside: what a measurement costs.
-
-  Factors instead of masks ask for a gradient, whose rows count three times: forward, again, and backward.
-  """
+  """How many tokens the model reads to score one problem under masks, padding aside."""
   end = _context_end(problem)
   tail = len(problem.prompt) - end + len(problem.answer)
-  passes = 1 if masks.dtype == bool else 3
   if Scorer(scorer) is Scorer.CACHED:
-    return len(prefix) + end + passes * len(masks) * tail
+    return len(prefix) + end + len(masks) * tail
   context = int(stays(problem.source[:end], masks).sum()) if Scorer(scorer) is Scorer.EXACT else len(masks) * end
-  return len(prefix) + passes * (context + len(masks) * tail)
+  return len(prefix) + context + len(masks) * tail
+
+
+def price(prefix: Sequence[int], measured: Measurement, scorer: str) -> int:
+  """How many tokens a measurement read; a gradient counts three times: forward, again, and backward."""
+  problem = measured.problem
+  if measured.gradients is None:
+    return tokens_read(prefix, problem, measured.masks, scorer)
+  faint = np.ones((3 * len(measured.gradients.levels), len(problem.sources)), bool)
+  masked = tokens_read(prefix, problem, measured.masks) if len(measured.masks) else 0
+  return tokens_read(prefix, problem, faint, scorer) + masked
 
 
 def _check(problems: Sequence[Problem]) -> None:
@@ -324,24 +345,31 @@ def _check(problems: Sequence[Problem]) -> None:
 
 
 def fit(measured: Sequence[Measurement], *, alpha: float = 0.01, penalty: str = "raw") -> list[Attribution]:
-  """The weights that go with every measurement; those of random masks are fitted in one batch of the LASSO kernel."""
-  masked = [m for m in measured if m.slopes is None]
+  """The weights that go with every measurement; all LASSOs are solved in one batch of the kernel."""
+  masked = [m for m in measured if m.gradients is None]
   regressions = [lasso.Problem(m.masks, m.targets, len(m.problem.answer)) for m in masked]
   fits = iter(lasso.fit(regressions, penalty=lasso.Penalty(penalty), alpha=alpha))
-  return [_averaged(m) if m.slopes is not None else _attributed(m, next(fits)) for m in measured]
+  return [_by_lasso(m, next(fits)) if m.gradients is None else _by_gradients(m, m.gradients) for m in measured]
 
 
-def _attributed(measured: Measurement, fit: lasso.Fit) -> Attribution:
+def _by_lasso(measured: Measurement, fit: lasso.Fit) -> Attribution:
   return Attribution(measured.problem, fit.weights, fit.intercept, fit.gap, measured)
 
 
-def _averaged(measured: Measurement) -> Attribution:
-  """The mean derivative of the target, and the intercept with which the surrogate meets the mean of the targets."""
-  slopes = measured.slopes * target_slope(measured.logp)[..., None]
-  slopes = slopes if measured.logp.ndim == 1 else slopes[0] - slopes[1]
-  weights = slopes.mean(axis=0).astype(np.float32)
-  intercept = float(np.mean(measured.targets - measured.masks @ weights.astype(np.float64)))
-  return Attribution(measured.problem, weights, intercept, 0.0, measured)
+def _by_gradients(measured: Measurement, gradients: Gradients) -> Attribution:
+  """The mean derivative of the target, on the line through the masks' targets where there are masks."""
+  by_level = gradients.slopes * target_slope(gradients.logp)[..., None]
+  by_level = by_level if gradients.logp.ndim == 1 else by_level[0] - by_level[1]
+  weights = by_level.mean(axis=0)
+  if len(measured.masks):
+    x, y = measured.masks @ weights, measured.targets
+  else:
+    x, y = gradients.levels * weights.sum(), _target(gradients.logp)
+  scale = 1.0
+  if len(measured.masks) and np.ptp(x) > 0:
+    scale = max(float(np.mean((x - x.mean()) * (y - y.mean())) / np.var(x)), _LEAST_SCALE)
+  weights = scale * weights
+  return Attribution(measured.problem, weights.astype(np.float32), float(y.mean() - scale * x.mean()), 0.0, measured)
 
 
 def _target(logp: np.ndarray) -> np.ndarray:

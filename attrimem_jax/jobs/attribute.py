@@ -43,9 +43,8 @@ def run_attribute(config: ConfigDict, run: Run) -> None:
         model=model,
         sources=config.explain.sources,
         prompts=setup.prompts(config.answer.prompts),
-        estimator=config.attribution.estimator,
         gradients=config.attribution.gradients,
-        masks=config.explain.masks,
+        masks=config.explain.masks or None,
         scorer=config.attribution.scorer,
         penalty=config.attribution.penalty,
         alpha=config.attribution.alpha,
@@ -68,9 +67,7 @@ def run_attribute(config: ConfigDict, run: Run) -> None:
 def _settings(config: ConfigDict) -> dict[str, Any]:
   """All that decides the attribution of a case, as JSON holds it."""
   explain = {name: value for name, value in config.explain.items() if name in ("sources", "masks", "held_out")}
-  attribution = {
-    name: config.attribution[name] for name in ("estimator", "gradients", "scorer", "penalty", "alpha", "keep")
-  }
+  attribution = {name: config.attribution[name] for name in ("gradients", "scorer", "penalty", "alpha", "keep")}
   settings = {"explain": explain, "attribution": attribution, "answer": config.answer.to_dict(), "seed": config.seed}
   return json.loads(json.dumps(settings))
 

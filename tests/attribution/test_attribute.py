@@ -69,12 +69,17 @@ def test_masked_sources_are_hidden_from_all_and_cached_ones_from_what_follows_th
 def test_slopes_against_finite_differences_of_a_plain_decoder(scorer):
   """Two tokens share source 0; the answer's own readers differ between the scorers."""
   problems = [shared_source(problem(5)), problem(11, (4,))]
-  found = measure(MODEL, PREFIX, problems, 2, scorer=scorer, estimator="gradient")
+  found = measure(MODEL, PREFIX, problems, 3, scorer=scorer, gradients=2)
   for one, measured in zip(problems, found, strict=True):
-    assert measured.masks.shape == measured.slopes.shape == (2, len(one.sources))
-    np.testing.assert_allclose(measured.masks.T, [LEVELS[:2]] * len(one.sources))
+    taken = measured.gradients
+    assert taken.slopes.shape == (2, len(one.sources))
+    np.testing.assert_array_equal(taken.levels, LEVELS[:2])
+    (exact,) = measure(MODEL, PREFIX, [one], 3)
+    np.testing.assert_array_equal(measured.masks, exact.masks)
+    np.testing.assert_allclose(measured.logp, exact.logp, rtol=1e-5)
     after = slice(None) if scorer == "masked" else slice(len(PREFIX) + 2 + np.count_nonzero(one.source >= 0), None)
-    for gates, logp, slopes in zip(measured.masks, measured.logp, measured.slopes, strict=True):
+    for level, logp, slopes in zip(taken.levels, taken.logp, taken.slopes, strict=True):
+      gates = np.full(len(one.sources), level)
       np.testing.assert_allclose(logp, hiding(one, gates, after), rtol=1e-5, atol=1e-5)
       for j in (0, 1, len(one.sources) - 1):
         moved = 1e-5 * (np.arange(len(gates)) == j)
@@ -87,29 +92,47 @@ def shared_source(one: Problem) -> Problem:
   return dataclasses.replace(one, source=source.astype(np.int32), sources=one.sources[:-1])
 
 
-def test_a_gradient_is_the_mean_slope_of_the_logit_and_meets_the_mean_of_the_targets():
+def test_weights_are_mean_slopes_of_the_logit():
   one = problem(5)
-  (alone,), (against,) = (
-    measure(MODEL, PREFIX, [explained], 3, scorer="masked", estimator="gradient")
-    for explained in (one, dataclasses.replace(one, rival=np.array([7, 8], np.int32)))
-  )
-  rises = [s / (1 - np.exp(float(y))) for s, y in zip(alone.slopes.astype(float), alone.logp, strict=True)]
-  np.testing.assert_allclose(fit([alone])[0].weights, np.mean(rises, axis=0), rtol=1e-5)
-  rises = [s / (1 - np.exp(float(y))) for s, y in zip(against.slopes[1].astype(float), against.logp[1], strict=True)]
-  (found,) = fit([against])
-  np.testing.assert_allclose(found.weights, fit([alone])[0].weights - np.mean(rises, axis=0), rtol=1e-4, atol=1e-6)
-  np.testing.assert_allclose(found.predict(against.masks).mean(), against.targets.mean(), rtol=1e-5)
+  rival = dataclasses.replace(one, rival=np.array([7, 8], np.int32))
+  (alone,), (against,) = (measure(MODEL, PREFIX, [p], 0, scorer="masked", gradients=3) for p in (one, rival))
+
+  def rise(slopes, logp):
+    return np.mean([s / (1 - np.exp(float(y))) for s, y in zip(slopes.astype(float), logp, strict=True)], axis=0)
+
+  taken, (found,) = alone.gradients, fit([alone])
+  np.testing.assert_allclose(found.weights, rise(taken.slopes, taken.logp), rtol=1e-5)
+  faint = np.repeat(taken.levels[:, None], 5, axis=1)
+  np.testing.assert_allclose(found.predict(faint).mean(), target(taken.logp).mean(), rtol=1e-5)
   assert found.gap == 0
+  other, (difference,) = against.gradients, fit([against])
+  expected = found.weights - rise(other.slopes[1], other.logp[1])
+  np.testing.assert_allclose(difference.weights, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_masks_give_gradients_the_scale_of_least_squares_and_never_turn_them_round():
+  problems = [problem(5), problem(6, (3,))]
+  raw, scaled = (fit(measure(MODEL, PREFIX, problems, m, scorer="cached", gradients=2)) for m in (0, 12))
+  for before, after in zip(raw, scaled, strict=True):
+    masks, y = after.measured.masks, after.measured.targets
+    slope, intercept = np.polyfit(masks @ before.weights.astype(float), y, 1)
+    slope = max(slope, 0.1)
+    np.testing.assert_allclose(after.weights, slope * before.weights, rtol=1e-4)
+    np.testing.assert_allclose(after.predict(masks).mean(), y.mean(), rtol=1e-5)
+    if slope > 0.1:
+      np.testing.assert_allclose(after.intercept, intercept, rtol=1e-4)
+    turned = dataclasses.replace(after.measured, logp=logps(-y))
+    assert np.all(fit([turned])[0].weights * before.weights >= 0)
 
 
 def test_what_has_no_gradient():
   with pytest.raises(ValueError, match="'exact' has no gradient: use masked or cached"):
-    measure(MODEL, PREFIX, [problem(3)], 2, estimator="gradient")
+    measure(MODEL, PREFIX, [problem(3)], 2, gradients=1)
   bare = problem(0)
-  (found,) = fit(measure(MODEL, PREFIX, [bare], 2, scorer="masked", estimator="gradient"))
+  (found,) = fit(measure(MODEL, PREFIX, [bare], 2, scorer="masked", gradients=1))
   assert found.weights.shape == (0,)
   np.testing.assert_allclose(found.intercept, target(score(bare.prompt, bare.answer)), rtol=1e-4)
-  assert measure(MODEL, PREFIX, [], 2, scorer="cached", estimator="gradient") == []
+  assert measure(MODEL, PREFIX, [], 2, scorer="cached", gradients=1) == []
 
 
 def test_all_scorers_agree_where_nothing_is_removed():

@@ -152,7 +152,7 @@ def test_another_configuration_is_refused_in_the_same_directory(whole, command):
     (["--config.data.name=locomo", "--config.data.path=pyproject.toml"], ["pyproject.toml"]),
     (["--config.rl.micro_batches=7", "--config.rollout.temperature=-1"], ["rl.micro_batches", "rollout.temperature"]),
     (["--config.policy.max_prompt=5000"], ["2048"]),
-    (["--config.attribution.estimator=gradient"], ["attribution.scorer", "Use masked or cached"]),
+    (["--config.attribution.gradients=1"], ["attribution.scorer", "Use masked or cached"]),
     (["--config.mesh.fsdp=64"], ["mesh"]),
   ],
 )
@@ -185,7 +185,7 @@ def test_the_other_recipes_run(command, tmp_path, recipe):
 
 @pytest.mark.slow
 def test_credit_by_gradients_that_held_out_masks_gate(command, tmp_path):
-  keys = {"estimator": "gradient", "scorer": "cached", "gradients": 1, "gate": 4, "explain": "contrast"}
+  keys = {"scorer": "cached", "gradients": 1, "gate": 4, "explain": "contrast"}
   process = command(
     tmp_path,
     *[f"--config.attribution.{name}={value}" for name, value in keys.items()],
