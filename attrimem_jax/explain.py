@@ -153,12 +153,12 @@ class Explained:
     )
 
   def _summary(self) -> str:
-    judged = self.faithfulness
+    judged, measured = self.faithfulness, self.attribution.measured
     drops = ", ".join(f"{drop:.2f} nats without the top {k}" for k, drop in sorted(judged.drops.items()))
+    gap = "" if measured.gradients else f", duality gap {self.attribution.gap:.1e}"
     return (
       f"On {judged.masks} held-out masks: rank correlation {judged.lds:.2f}, R² {judged.r2:.2f}. Log-probability falls "
-      f"by {drops}. {self.attribution.measured} ({self.scorer}), {self.tokens_read:,} tokens read, duality gap "
-      f"{self.attribution.gap:.1e}."
+      f"by {drops}. {measured} ({self.scorer}), {self.tokens_read:,} tokens read{gap}."
     )
 
 

@@ -168,8 +168,15 @@ class Ours:
     start = time.perf_counter()
     drawn = [peer_masks(masks, len(self.problem.sources))]
     scores = self._lib.score(self._model, self.prefix, [self.problem], drawn, scorer=scorer)
-    (found,) = self._lib.fit([self.problem], drawn, scores, alpha=ALPHA, penalty="context_cite")
+    measured = self._lib.Measurement(self.problem, *drawn, *scores)
+    (found,) = self._lib.fit([measured], alpha=ALPHA, penalty="context_cite")
     return time.perf_counter() - start, found.weights
+
+  def by_gradients(self, scorer: str, gradients: int) -> float:
+    """Seconds for weights by gradients, without masks to scale them."""
+    start = time.perf_counter()
+    self._lib.fit(self._lib.measure(self._model, self.prefix, [self.problem], 0, gradients=gradients, scorer=scorer))
+    return time.perf_counter() - start
 
   def seconds_at_the_limit(self, scorer: str, masks: int, rate: float) -> float:
     """What the products of the network alone take at `rate` FLOP/s."""
@@ -203,6 +210,9 @@ def bench_context_cite(python: str, folder: pathlib.Path, model, repeats: int) -
     for scorer in ("exact", "cached"):
       for masks in (MASKS, 9 * MASKS if scorer == "cached" else 2 * MASKS):
         ours.attribute(scorer, masks)  # compiles
+    gradients = [(scorer, count) for scorer in ("masked", "cached") for count in (1, 5)]
+    for wanted in gradients:
+      ours.by_gradients(*wanted)
     taken: dict[str, list[float]] = {}
     for _ in range(repeats):
       for batch in (1, 8):
@@ -215,6 +225,8 @@ def bench_context_cite(python: str, folder: pathlib.Path, model, repeats: int) -
         taken.setdefault(f"{scorer} mask", []).append((longer - seconds) / (more - MASKS))
         if scorer == "exact":
           exact = weights
+      for scorer, count in gradients:
+        taken.setdefault(f"{count} {scorer} gradients", []).append(ours.by_gradients(scorer, count))
     best = min(np.median(taken[f"context-cite, batch {batch}"]) for batch in (1, 8))
     median = {name: float(np.median(values)) for name, values in taken.items()}
     print(
@@ -225,6 +237,8 @@ def bench_context_cite(python: str, folder: pathlib.Path, model, repeats: int) -
       limit = ours.seconds_at_the_limit(scorer, MASKS, rate)
       print(f"  {scorer}: {best / median[scorer]:.1f} times as fast as context-cite at its better batch size; "
             f"{median[scorer] / limit:.1f} times the products alone at {rate / 1e9:.0f} GFLOP/s")  # fmt: skip
+    for scorer, count in gradients:
+      print(f"  gradients, {count} {scorer}: {best / median[f'{count} {scorer} gradients']:.1f} times as fast")
     print(f"  one more cached mask costs 1/{median['exact mask'] / median['cached mask']:.0f} of one more exact mask")
     theirs = np.array(answer["weights"])
     same = answer["ids"] == ours.ids

@@ -98,6 +98,7 @@ _MOVING = (
   ("train/memory_tokens", "tokens of memory"),
   ("train/rejected", "share of rejected actions"),
   ("train/credit_nonzero", "share of sources with credit"),
+  ("train/attribution_lds", "faithfulness of credit (LDS)"),
   ("train/loss", "loss"),
 )
 
