@@ -146,7 +146,7 @@ def check_attribution(
   """Raises ValueError where an argument of an attribution is out of range; (masks, scorer) with defaults put in."""
   checks.whole(f"gradients of {where}", gradients, 0, len(LEVELS))
   if masks is None:
-    masks = 16 if gradients else 256
+    masks = 8 if gradients else 256
   checks.whole(f"masks of {where}", masks, 2)
   if scorer is None:
     scorer = Scorer.MASKED if gradients else Scorer.CACHED
@@ -313,7 +313,7 @@ class Reply:
     Args:
       gradients: at how many levels of faintness, 1 to 5, derivatives by every token are taken; 0 fits a LASSO to random
         masks instead.
-      masks: contexts with random tokens left out under which the answer is scored; None takes 16, which give gradients
+      masks: contexts with random tokens left out under which the answer is scored; None takes 8, which give gradients
         their scale, and 256 without gradients.
       scorer: "exact" removes tokens from the text (not with gradients), "masked" hides them, "cached" hides them in one
         reading of the text; None is masked with gradients and cached without.

@@ -124,7 +124,7 @@ def _explain() -> ConfigDict:
   explain.answer = ""  # "": what the model says
   explain.part = ""  # words of the answer that are explained; "": all of it
   explain.sources = "token"
-  explain.masks = 0  # 0: 16 that give gradients their scale, 256 without gradients
+  explain.masks = 0  # 0: 8 that give gradients their scale, 256 without gradients
   explain.held_out = 16  # masks that only judge the result
   return explain
 

@@ -193,7 +193,7 @@ def attribute(
     prompts: the words around text and question; None takes those the model was made for.
     gradients: at how many levels of faintness, 1 to 5, derivatives by every part are taken; 0 fits a LASSO to random
       masks instead.
-    masks: contexts with random parts left out under which the answer is scored; None takes 16, which give gradients
+    masks: contexts with random parts left out under which the answer is scored; None takes 8, which give gradients
       their scale, and 256 without gradients.
     scorer: "exact" removes parts from the text (not with gradients), "masked" hides them, "cached" hides them in one
       reading of the text; None is masked with gradients and cached without.

@@ -6,7 +6,7 @@
 
 A JSON file holds {"context": text or list of records, "question": …, "answer": …, "part": …} or a list of such. Without
 an answer, the model's own is explained; with a part, only those words of it. `explain.sources` are tokens, words,
-sentences or records (lines).
+sentences or records (lines). `attribution.gradients=0` fits a LASSO to random masks instead of taking gradients.
 
 | preset            | answer model                                                                  |
 |-------------------|-------------------------------------------------------------------------------|
