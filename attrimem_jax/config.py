@@ -35,6 +35,7 @@ def default() -> ConfigDict:
   config.mesh = ConfigDict(
     {"data": 1, "fsdp": 1, "tensor": 1}
   )  # devices along each axis; the product is all that are used
+  config.plan = _plan()
   config.export = ConfigDict({"out": "", "dtype": "float32", "verify": True})  # out "": <workdir>/export
   return config.lock()
 
@@ -127,6 +128,11 @@ def _explain() -> ConfigDict:
   explain.masks = 0  # 0: 8 that give gradients their scale, 256 without gradients
   explain.held_out = 16  # masks that only judge the result
   return explain
+
+
+def _plan() -> ConfigDict:
+  """What the job `plan` assumes: tokens (0: the most that the recipe allows), the share of peak rate and bandwidth."""
+  return ConfigDict({"session": 0, "prompt": 0, "completion": 0, "context": 0, "answer": 0, "utilisation": 0.4})
 
 
 def _rl() -> ConfigDict:

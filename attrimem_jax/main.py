@@ -30,6 +30,7 @@ JOBS = {
   "evaluate": ("evaluate", "run_evaluate"),
   "attribute": ("attribute", "run_attribute"),
   "export": ("export", "run_export"),
+  "plan": ("plan", "run_plan"),
 }
 
 
@@ -48,6 +49,9 @@ def main(argv: Sequence[str]) -> None:
   ):  # a run that goes on, or a second one, then compiles nothing again
     jax.config.update("jax_compilation_cache_dir", str(models.cache() / "compiled"))
   config = _CONFIG.value
+  if config.job == "plan":  # compiles for devices that are not here
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", max(1, config.mesh.data * config.mesh.fsdp * config.mesh.tensor))
   validation.validate(config, jax.device_count())
   with Run(config, _WORKDIR.value or _default_workdir()) as run:
     job, function = JOBS[config.job]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Every key that takes one of a few words.
 CHOICES: Mapping[str, tuple[str, ...]] = {
-  "job": ("train", "sft", "evaluate", "attribute", "export"),
+  "job": ("train", "sft", "evaluate", "attribute", "export", "plan"),
   "data.name": ("synthetic", "locomo"),
   "data.split": ("train", "eval", "test"),
   "eval.memory": ("policy", "reference", "teacher", "empty"),
@@ -108,6 +108,7 @@ _AT_LEAST: Mapping[str, float] = {
   "sft.init.rope_theta": 1,
   "sft.init.norm_eps": 0,
   "sft.init.max_positions": 1,
+  **{f"plan.{name}": 0 for name in ("session", "prompt", "completion", "context", "answer")},
   "mesh.data": 1,
   "mesh.fsdp": 1,
   "mesh.tensor": 1,
@@ -141,6 +142,7 @@ _UNIT_INTERVAL: Mapping[str, tuple[bool, bool]] = {
   "optim.b1": (True, False),
   "optim.b2": (True, False),
   "eval.confidence": (False, False),
+  "plan.utilisation": (False, True),
 }
 
 
@@ -211,14 +213,16 @@ def _cross_checks(config: ConfigDict) -> Iterator[str]:
   yield from _paths(config)
   if config.job == "attribute":
     yield from _explained(config)
+  elif config.job == "plan":
+    yield from _memory(config)
   elif config.job != "export":
     yield from _data_set(config)
     yield from _memory(config)
-  by_gradients = config.attribution.gradients > 0 and config.job in ("train", "attribute")
+  by_gradients = config.attribution.gradients > 0 and config.job in ("train", "attribute", "plan")
   if by_gradients and config.attribution.scorer == "exact":
     what = "has no gradient, which config.attribution.gradients asks for"
     yield _problem(config, "attribution.scorer", what, "Use masked or cached.")
-  if config.job == "train":
+  if config.job in ("train", "plan"):
     yield from _attribution_problems(config)
     yield from _batch(config)
   if config.job in ("train", "sft") and config.optim.warmup > config.train.steps:

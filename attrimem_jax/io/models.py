@@ -81,6 +81,24 @@ def load_tokenizer(spec: str) -> Tokenizer:
   return gguf.read_tokenizer(path) if path.is_file() else Tokenizer.load(tokenizer_folder(path))
 
 
+def shape(spec: str) -> DecoderConfig:
+  """The shape of a model, without its weights: from the manifest where it is stated there, otherwise from its files.
+
+  Raises:
+    ValueError: neither is here.
+  """
+  stated = [e["shape"] for name, e in manifest().items() if "shape" in e and spec in (name, e.get("repository"))]
+  if stated:
+    return DecoderConfig(**stated[0])
+  path = locate(spec)
+  if path is None:
+    raise ValueError(
+      f"the shape of {spec!r} is not known without its files: fetch them (python -m attrimem_jax.io.models {spec}), "
+      "or give a folder with its config.json"
+    )
+  return gguf.read_config(path) if path.is_file() else huggingface.read_config(path)
+
+
 def check(spec: str) -> None:
   """Raises ValueError where `load(spec)` could not work, as far as that is known without weights and network."""
   path = locate(spec)

@@ -1,0 +1,364 @@
+"""What a training run would need and cost, before it is paid for: memory per device, tokens, FLOPs, bytes and hours.
+
+The update of the recipe is compiled for its mesh on abstract arrays; no weights are read and no accelerator is needed.
+What follows from shapes is exact: bytes of weights, moments, gradients and batch on each device, tokens and FLOPs of
+each phase at the lengths of `config.plan`. What is a model says so: activations, time at a stated utilisation.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Mapping
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from ml_collections import ConfigDict
+
+from attrimem_jax.attribution.ablations import masks_at
+from attrimem_jax.io import models
+from attrimem_jax.io.metrics import write_json
+from attrimem_jax.jobs import setup
+from attrimem_jax.jobs.run import Run
+from attrimem_jax.nn import decoder, sharding
+from attrimem_jax.nn.batching import bucket
+from attrimem_jax.nn.config import DecoderConfig
+from attrimem_jax.rl import optimizer as optimizers
+from attrimem_jax.rl.loss import LossSettings
+from attrimem_jax.rl.update import Batch, make_update
+
+_GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Accelerator:
+  """One device by its maker's data sheet: dense bfloat16 FLOP/s, bytes/s and bytes of memory."""
+
+  flops: float
+  bandwidth: float
+  memory: float
+
+
+ACCELERATORS: Mapping[str, Accelerator] = {
+  "H800": Accelerator(989e12, 3.35e12, 80e9),
+  "H100": Accelerator(989e12, 3.35e12, 80e9),
+  "H200": Accelerator(989e12, 4.8e12, 141e9),
+  "A100": Accelerator(312e12, 2.04e12, 80e9),
+  "TPU v5p": Accelerator(459e12, 2.765e12, 95e9),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Lengths:
+  """Tokens of a session, of a module's prompt after it, of what is written, of a retrieved context and of an answer."""
+
+  session: int
+  prompt: int
+  completion: int
+  context: int
+  answer: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+  """One phase of a training step, over all devices.
+
+  Attributes:
+    tokens: read or written, forward; padding aside.
+    flops: of its matrix products and of attention.
+    decoded: tokens that are written one after the other, each of which reads all weights again.
+    traffic: bytes that these read.
+  """
+
+  name: str
+  tokens: float
+  flops: float
+  decoded: int = 0
+  traffic: float = 0.0
+
+  def seconds(self, device: Accelerator, devices: int, utilisation: float) -> float:
+    """Compute at `utilisation` of the peak, decoding at that of the bandwidth, whichever is longer."""
+    return max(self.flops / device.flops, self.traffic / device.bandwidth) / devices / utilisation
+
+
+def lengths(config: ConfigDict) -> Lengths:
+  """The lengths that a plan assumes: those of `config.plan`, and where that is 0 the most that the recipe allows."""
+  plan, rollout = config.plan, config.rollout
+  prompt = plan.prompt or rollout.records_budget + rollout.core_budget
+  return Lengths(
+    session=plan.session or config.policy.max_prompt - prompt,
+    prompt=prompt,
+    completion=plan.completion or rollout.max_new_tokens,
+    context=plan.context or config.answer.max_context,
+    answer=plan.answer or config.answer.max_new_tokens,
+  )
+
+
+def forward(shape: DecoderConfig, tokens: float, keys: float, scored: float = 0) -> float:
+  """FLOPs of reading `tokens` that each see `keys` on average, with the head on `scored` of them."""
+  layer = shape.width * shape.head_size * 2 * (shape.heads + shape.kv_heads) + 3 * shape.width * shape.hidden
+  attention = 2 * keys * shape.heads * shape.head_size
+  return 2 * (tokens * shape.layers * (layer + attention) + scored * shape.width * shape.vocab_size)
+
+
+def phases(config: ConfigDict, policy: DecoderConfig, answer: DecoderConfig, step: int = 0) -> list[Phase]:
+  """The phases of training step `step`."""
+  size, rollout = lengths(config), config.rollout
+  sessions = max(1, rollout.horizon.sessions)
+  prefixes = rollout.histories * sessions
+  calls = prefixes * len(rollout.modules) * rollout.group_size
+  asked = rollout.histories * rollout.group_size * config.reward.questions
+  return [
+    _write(config, policy, size, prefixes, calls, sessions),
+    _answer(config, answer, size, asked),
+    _score(config, answer, size, asked, step),
+    _update(config, policy, size, prefixes, calls),
+  ]
+
+
+def _write(config, shape, size: Lengths, prefixes: int, calls: int, sessions: int) -> Phase:
+  read = forward(shape, prefixes * size.session, size.session / 2)
+  read += forward(shape, calls * size.prompt, size.session + size.prompt / 2)
+  seen = size.session + size.prompt + size.completion / 2
+  written = forward(shape, calls * size.completion, seen, calls * size.completion)
+  steps = sessions * size.completion
+  each = jnp.dtype(config.policy.dtype).itemsize
+  # Every token of a row reads the weights once, together with all other rows, and its own keys and values.
+  own = calls / sessions * (size.prompt + size.completion / 2) + prefixes / sessions * size.session
+  traffic = steps * each * (parameters(shape) + own * _cache_size(shape))
+  tokens = prefixes * size.session + calls * (size.prompt + size.completion)
+  return Phase("write", tokens, read + written, steps, traffic)
+
+
+def _answer(config, shape, size: Lengths, asked: int) -> Phase:
+  read = forward(shape, asked * size.context, size.context / 2)
+  written = forward(shape, asked * size.answer, size.context + size.answer / 2, asked * size.answer)
+  each = jnp.dtype(config.answer.dtype).itemsize
+  traffic = size.answer * each * (parameters(shape) + asked * (size.context + size.answer / 2) * _cache_size(shape))
+  return Phase("answer", asked * (size.context + size.answer), read + written, size.answer, traffic)
+
+
+def _score(config, shape, size: Lengths, asked: int, step: int) -> Phase:
+  """Every answer after every ablated context; a gradient counts three times."""
+  attribution = config.attribution
+  if config.rl.lambda_ == 0 or attribution.unit == "none":
+    return Phase("score", 0, 0)
+  rows = 3 * attribution.gradients or masks_at(step, attribution.masks)
+  if attribution.scorer == "cached":
+    once, again, keys = size.context, size.answer, size.context * attribution.keep
+  else:
+    again = size.context * (attribution.keep if attribution.scorer == "exact" else 1) + size.answer
+    once, keys = 0, again / 2
+  flops = forward(shape, asked * once, size.context / 2)
+  flops += forward(shape, asked * rows * again, keys, asked * rows * size.answer)
+  gate = attribution.gate * asked
+  if gate:
+    kept = size.context * attribution.keep + size.answer
+    flops += forward(shape, gate * kept, kept / 2, gate * size.answer)
+    return Phase("score", asked * (once + rows * again) + gate * kept, flops)
+  return Phase("score", asked * (once + rows * again), flops)
+
+
+def _update(config, shape, size: Lengths, prefixes: int, calls: int) -> Phase:
+  """Forward and backward of the policy, forward again with `rl.remat`, and forward of the reference."""
+  suffix = size.prompt + size.completion
+  once = forward(shape, prefixes * size.session, size.session / 2)
+  once += forward(shape, calls * suffix, size.session + suffix / 2, calls * size.completion)
+  passes = 3 + bool(config.rl.remat) + bool(config.rl.kl)
+  return Phase("update", prefixes * size.session + calls * suffix, passes * once)
+
+
+def parameters(shape: DecoderConfig) -> int:
+  return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(decoder.abstract(shape)))
+
+
+def _cache_size(shape: DecoderConfig) -> int:
+  """Numbers that one token leaves in the cache."""
+  return 2 * shape.layers * shape.kv_heads * shape.head_size
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+  """The update on its mesh.
+
+  Attributes:
+    arguments: bytes of its arguments on a device: weights, moments, reference and batch. Exact.
+    temporary: bytes of its intermediate arrays as a CPU would run it: a trend, no measure.
+  """
+
+  arguments: int
+  temporary: int
+
+
+def compile_update(config: ConfigDict, shape: DecoderConfig, mesh: Mesh) -> Compiled:
+  """Compiles the update of a recipe for a mesh, at the lengths of the plan."""
+  optimizer = optimizers.make_optimizer(setup.optimizer_settings(config))
+  settings = LossSettings(kl_coefficient=config.rl.kl, normalisation=config.rl.loss_norm)
+  update = make_update(shape, optimizer, settings, setup.logprobs(config, shape))
+  params = decoder.abstract(shape)
+  state = _placed(jax.eval_shape(lambda p: optimizers.init_state(optimizer, p), params), mesh)
+  reference = _placed(params, mesh) if config.rl.kl else None
+  batch = _split(_batch(config), mesh)
+  memory = update.lower(state, reference, batch).compile().memory_analysis()
+  assert memory is not None, "the CPU backend analyses memory"
+  return Compiled(memory.argument_size_in_bytes, memory.temp_size_in_bytes)
+
+
+def _batch(config: ConfigDict) -> Batch:
+  """The shapes of a training batch [A, P / A, …]."""
+  size, rollout, step = lengths(config), config.rollout, config.rollout.bucket
+  micro = config.rl.micro_batches
+  prefixes = rollout.histories * max(1, rollout.horizon.sessions) // micro
+  rows, width = len(rollout.modules) * rollout.group_size, setup.completion_width(config)
+  ids, mask = jnp.int32, jnp.bool_
+  prefix, suffix = bucket(size.session, step), bucket(size.prompt, step) + width
+
+  def array(dtype, *shape):
+    return jax.ShapeDtypeStruct((micro, prefixes, *shape), dtype)
+
+  shared = decoder.Shared(array(ids, prefix), array(mask, prefix), array(ids, rows, suffix), array(mask, rows, suffix))
+  tokens = (rows, width)
+  return Batch(shared, array(mask, *tokens), array(jnp.float32, *tokens), None, array(jnp.float32, *tokens))
+
+
+def _placed(tree, mesh: Mesh):
+  return jax.tree.map(
+    lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+    tree,
+    sharding.shardings(tree, mesh),
+  )
+
+
+def _split(batch: Batch, mesh: Mesh) -> Batch:
+  ways = mesh.shape["data"] * mesh.shape["fsdp"]
+
+  def one(leaf):
+    spec = P(None, ("data", "fsdp")) if leaf.shape[1] % ways == 0 else P()
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
+
+  return jax.tree.map(one, batch)
+
+
+def bytes_on_a_device(tree, mesh: Mesh) -> int:
+  """Exact bytes of a tree of (abstract) parameters or moments on each device of a mesh."""
+  shards = zip(jax.tree.leaves(tree), jax.tree.leaves(sharding.shardings(tree, mesh)), strict=True)
+  return sum(math.prod(place.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf, place in shards)
+
+
+def memory(config: ConfigDict, policy: DecoderConfig, answer: DecoderConfig, mesh: Mesh) -> dict[str, int]:
+  """Bytes on each device by what holds them. All but the last two are exact."""
+  params = decoder.abstract(policy)
+  optimizer = optimizers.make_optimizer(setup.optimizer_settings(config))
+  moments = jax.eval_shape(optimizer.init, params)
+  weights = bytes_on_a_device(params, mesh)
+  found = {"weights": weights, "moments": bytes_on_a_device(moments, mesh), "gradients": weights}
+  if config.rl.kl:
+    found["reference"] = weights
+  if config.answer.model != config.policy.model or config.policy.checkpoint or not config.rl.kl:
+    found["answer model"] = bytes_on_a_device(decoder.abstract(answer), mesh)
+  return found | dict(_activations(config, policy, mesh))
+
+
+def _activations(config: ConfigDict, shape: DecoderConfig, mesh: Mesh) -> Iterator[tuple[str, int]]:
+  """Models of what one micro-batch keeps for the backward pass, and of its largest array."""
+  batch = _batch(config)
+  ways = mesh.shape["data"] * mesh.shape["fsdp"]
+  prefixes = batch.shared.prefix.shape[1]
+  prefixes = prefixes // ways if prefixes % ways == 0 else prefixes
+  rows, suffix = batch.shared.suffix.shape[2:]
+  prefix = batch.shared.prefix.shape[-1]
+  each = jnp.dtype(config.policy.dtype).itemsize
+  tokens = prefixes * (prefix + rows * suffix)
+  heads = -(-shape.heads // mesh.shape["tensor"])
+  scores = 4 * heads * prefixes * max(rows * suffix * (prefix + suffix), prefix * prefix)
+  kept = shape.width if config.rl.remat else 8 * shape.width + 4 * shape.hidden // mesh.shape["tensor"]
+  per_layer = 0 if config.rl.remat else scores
+  yield "activations (model)", shape.layers * (tokens * kept * each + per_layer)
+  yield "largest array: attention scores of a layer (model)", scores
+
+
+def run_plan(config: ConfigDict, run: Run) -> None:
+  """Job `plan`: prints the plan and writes it to <workdir>/plan.json."""
+  policy, answer = models.shape(config.policy.model), models.shape(config.answer.model)
+  mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+  held = memory(config, policy, answer, mesh)
+  print(f"compiling the update for {mesh.size} devices …", flush=True)
+  compiled = compile_update(config, policy, mesh)
+  stages = _stages(config)
+  found = {
+    "lengths": dataclasses.asdict(lengths(config)),
+    "parameters": {"policy": parameters(policy), "answer": parameters(answer)},
+    "devices": mesh.size,
+    "bytes_on_a_device": held,
+    "compiled": dataclasses.asdict(compiled),
+    "phases": {first: [dataclasses.asdict(p) for p in phases(config, policy, answer, first)] for first, _ in stages},
+    "hours": {name: hours(config, policy, answer, mesh.size, device) for name, device in ACCELERATORS.items()},
+  }
+  run.workdir.mkdir(parents=True, exist_ok=True)
+  write_json(run.workdir / "plan.json", json.loads(json.dumps(found)))
+  print("\n".join(_lines(config, found, stages, phases(config, policy, answer, stages[-1][0]))), flush=True)
+  print(f"all numbers: {run.workdir / 'plan.json'}", flush=True)
+
+
+def _stages(config: ConfigDict) -> list[tuple[int, int]]:
+  """(first step, steps) of each stage of the mask schedule that the run reaches."""
+  starts = [first for first, _ in config.attribution.masks if first < max(1, config.train.steps)]
+  return [(a, b - a) for a, b in zip(starts, [*starts[1:], config.train.steps], strict=True)]
+
+
+def hours(config: ConfigDict, policy: DecoderConfig, answer: DecoderConfig, devices: int, device: Accelerator) -> float:
+  """Of the whole run, evaluations aside."""
+  rate = config.plan.utilisation
+  seconds = (
+    steps * sum(phase.seconds(device, devices, rate) for phase in phases(config, policy, answer, first))
+    for first, steps in _stages(config)
+  )
+  return sum(seconds) / 3600
+
+
+def _lines(config: ConfigDict, found: dict, stages: list[tuple[int, int]], last: list[Phase]) -> Iterator[str]:
+  size = found["lengths"]
+  yield (
+    f"\n{found['parameters']['policy'] / 1e9:.3f} B parameters on {found['devices']} devices; tokens assumed: session "
+    f"{size['session']:,}, prompt {size['prompt']:,}, written {size['completion']:,}, context {size['context']:,}, "
+    f"answer {size['answer']:,} (config.plan)"
+  )
+  yield "\nmemory of a device, exact but for what is called a model:"
+  total = sum(found["bytes_on_a_device"].values())
+  yield from (f"  {name:<52} {count / _GIB:9.2f} GiB" for name, count in found["bytes_on_a_device"].items())
+  yield f"  {'sum':<52} {total / _GIB:9.2f} GiB"
+  compiled = found["compiled"]
+  yield (
+    f"  compiled: arguments {compiled['arguments'] / _GIB:.2f} GiB (weights, moments, reference, batch; exact), "
+    f"temporary {compiled['temporary'] / _GIB:.2f} GiB (as a CPU would run it: a trend)"
+  )
+  yield f"\na step from step {stages[-1][0]} on:       tokens        TFLOP   decoded in a row   GB read for these"
+  for phase in last:
+    figures = f"{phase.tokens:>14,.0f} {phase.flops / 1e12:>12,.1f} {phase.decoded:>18,} {phase.traffic / 1e9:>19,.0f}"
+    yield f"  {phase.name:<22} {figures}"
+  rate, devices = config.plan.utilisation, found["devices"]
+  yield f"\n{config.train.steps} steps at {rate:.0%} of peak rate and bandwidth (a model):"
+  for name, count in found["hours"].items():
+    room = ACCELERATORS[name].memory - total
+    fits = "fits" if room > 0 else f"short of {-room / _GIB:.1f} GiB"
+    yield f"  {name:<8} {count:10,.1f} hours   {count * devices:10,.1f} device hours   {fits}"
+  yield from _advice(config, found, total)
+
+
+def _advice(config: ConfigDict, found: dict, total: int) -> Iterator[str]:
+  if all(total < device.memory for device in ACCELERATORS.values()):
+    return
+  held, micro = found["bytes_on_a_device"], config.rl.micro_batches
+  yield "\nto make it fit:"
+  if not config.rl.remat:
+    yield "  config.rl.remat=True computes activations again in the backward pass"
+  prefixes = config.rollout.histories * max(1, config.rollout.horizon.sessions)
+  shards = config.mesh.data * config.mesh.fsdp
+  if prefixes // micro > shards:
+    yield f"  config.rl.micro_batches up to {prefixes // shards} splits activations (now {micro})"
+  attention = held["largest array: attention scores of a layer (model)"]
+  if attention > total / 4:
+    yield "  shorter sessions (config.policy.overlong=split) or completions: attention scores grow with their square"
+  if held["weights"] + held["moments"] > total / 4:
+    yield "  more devices along config.mesh.fsdp split weights and moments"
