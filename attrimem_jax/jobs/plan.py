@@ -22,6 +22,7 @@ from attrimem_jax.io.metrics import write_json
 from attrimem_jax.jobs import setup
 from attrimem_jax.jobs.run import Run
 from attrimem_jax.nn import decoder, sharding
+from attrimem_jax.nn.attention import SCORES
 from attrimem_jax.nn.batching import bucket
 from attrimem_jax.nn.config import DecoderConfig
 from attrimem_jax.rl import optimizer as optimizers
@@ -271,11 +272,12 @@ def _activations(config: ConfigDict, shape: DecoderConfig, mesh: Mesh) -> Iterat
   each = jnp.dtype(config.policy.dtype).itemsize
   tokens = prefixes * (prefix + rows * suffix)
   heads = -(-shape.heads // mesh.shape["tensor"])
-  scores = 4 * heads * prefixes * max(rows * suffix * (prefix + suffix), prefix * prefix)
+  together = prefixes * heads * max(rows * suffix * (prefix + suffix), prefix * prefix)
+  scores = 4 * min(together, max(SCORES // mesh.size, prefixes * heads * rows * (prefix + suffix)))
   kept = shape.width if config.rl.remat else 8 * shape.width + 4 * shape.hidden // mesh.shape["tensor"]
-  per_layer = 0 if config.rl.remat else scores
+  per_layer = 0 if config.rl.remat or together * 4 > scores else scores
   yield "activations (model)", shape.layers * (tokens * kept * each + per_layer)
-  yield "largest array: attention scores of a layer (model)", scores
+  yield "largest array: attention scores (model)", scores
 
 
 def run_plan(config: ConfigDict, run: Run) -> None:
@@ -357,8 +359,7 @@ def _advice(config: ConfigDict, found: dict, total: int) -> Iterator[str]:
   shards = config.mesh.data * config.mesh.fsdp
   if prefixes // micro > shards:
     yield f"  config.rl.micro_batches up to {prefixes // shards} splits activations (now {micro})"
-  attention = held["largest array: attention scores of a layer (model)"]
-  if attention > total / 4:
-    yield "  shorter sessions (config.policy.overlong=split) or completions: attention scores grow with their square"
+  if held["activations (model)"] > total / 4:
+    yield "  shorter sessions (config.policy.overlong=split) or completions: activations grow with them"
   if held["weights"] + held["moments"] > total / 4:
     yield "  more devices along config.mesh.fsdp split weights and moments"

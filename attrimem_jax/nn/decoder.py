@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from attrimem_jax.nn.attention import attend, rotary, rotate
+from attrimem_jax.nn.attention import Causal, attend, rotary, rotate
 from attrimem_jax.nn.config import DecoderConfig
 
 Array = Any  # a jax.Array inside compiled functions, a NumPy array on its way there
@@ -153,7 +153,7 @@ def forward(
   """
   prefix_rope, suffix_rope = _ropes(config, batch.prefix_mask, batch.suffix_mask)
   to_prefix, to_own = _masks(batch)
-  causal = (jnp.tril(jnp.ones((batch.prefix.shape[1],) * 2, bool)) & batch.prefix_mask[:, None, :])[:, None]
+  causal = Causal(batch.prefix_mask[:, None, None, :])
 
   def layer(streams, weights):
     x, y = streams
@@ -195,21 +195,14 @@ def _ropes(config: DecoderConfig, prefix_mask, suffix_mask):
   )
 
 
-def _masks(batch: Shared):
-  """What suffix queries see: the prefix [P, n or 1, 1, Tp] and their own tokens up to themselves [P, n, Ts, Ts]."""
+def _masks(batch: Shared) -> tuple[jax.Array, Causal]:
+  """What suffix queries see: the prefix [P, n or 1, 1, Tp], and their own tokens up to themselves."""
   to_prefix = batch.prefix_mask[:, None, None, :]
   if batch.prefix_keep is not None:
-    to_prefix = _narrowed(to_prefix, batch.prefix_keep[:, :, None, :])
-  Ts = batch.suffix.shape[-1]
-  to_own = jnp.tril(jnp.ones((Ts, Ts), bool)) & batch.suffix_mask[:, :, None, :]
-  if batch.suffix_keep is not None:
-    keep = batch.suffix_keep[:, :, None, :]
-    to_own = _narrowed(to_own, jnp.where(jnp.eye(Ts, dtype=bool), jnp.ones_like(keep), keep))
-  return to_prefix, to_own
-
-
-def _narrowed(mask, keep):
-  return mask & keep if keep.dtype == bool else jnp.where(mask, keep, 0.0)
+    keep = batch.prefix_keep[:, :, None, :]
+    to_prefix = to_prefix & keep if keep.dtype == bool else jnp.where(to_prefix, keep, 0.0)
+  own_keep = None if batch.suffix_keep is None else batch.suffix_keep[:, :, None, :]
+  return to_prefix, Causal(batch.suffix_mask[:, :, None, :], own_keep)
 
 
 def logits(params: Params, states: jax.Array, temperature=1.0) -> jax.Array:

@@ -49,8 +49,8 @@ def test_flops_against_the_compilers_count():
   )
   run = jax.jit(lambda p, batch: decoder.token_logprobs(SMALL, p, batch, 16)[0])
   counted = run.lower(decoder.abstract(SMALL), shared).compile().cost_analysis()["flops"]
-  # Here every query is multiplied with every key of its part, also with those that it may not see. Of the last layer the
-  # compiler leaves out all of the prefix but its keys and values.
+  # Here every query is multiplied with every key of its part, also with those that it may not see. Of the last layer
+  # the compiler leaves out all of the prefix but its keys and values.
   expected = plan.forward(SMALL, 64, 64) + plan.forward(SMALL, 4 * 32, 64 + 32, 4 * 16)
   unused = 2 * 64 * (2 * 64 * 4 * 16 + 3 * 64 * 160) + 4 * 64 * 64 * 4 * 16
   assert expected - unused == pytest.approx(counted, rel=0.06)

@@ -3,8 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from attrimem_jax.nn.attention import attend, rotary, rotate
+from attrimem_jax.nn import attention
+from attrimem_jax.nn.attention import Causal, attend, rotary, rotate
 
 P, n, T, N, K, H, SHARED, OWN = 2, 3, 4, 4, 2, 6, 5, 3
 
@@ -64,6 +66,40 @@ def test_huge_scores_do_not_overflow_and_the_largest_key_wins_across_parts():
   out = jax.jit(attended)(q, shared, own, masks)
   winner = np.repeat(own[1][:, :, None, 1], N // K, axis=-2)  # [P, n, 1, N, H]
   np.testing.assert_allclose(out, np.broadcast_to(winner, out.shape), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [bool, np.float32])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_some_queries_after_the_other_change_neither_values_nor_gradients(count, kind, monkeypatch):
+  """Causal over 4 own keys beside 5 shared ones; blocks of 1, of 2, and of 3 that become two of 2."""
+  (q, shared, own), _ = draw(3)
+  own = np.concatenate([own, own[:, :, :, :1]], axis=3)
+  rng = np.random.default_rng(4)
+  seen = (rng.random((P, n, 1, SHARED)) < 0.6).astype(kind)
+  real, keep = (
+    rng.random((P, n, 1, T)) < 0.8,
+    (rng.random((P, n, 1, T)) * (rng.random((P, n, 1, T)) < 0.7)).astype(kind),
+  )
+
+  def loss(q, shared, own, seen, keep):
+    return jnp.sum(jnp.sin(attend(q, [(*shared, seen)], [(*own, Causal(real, keep))])))
+
+  arguments = (q, shared, own) if kind is bool else (q, shared, own, seen, keep)
+  whole, blocked = [], []
+  for limit, found in ((2**28, whole), (count * P * n * N * (SHARED + T), blocked)):
+    monkeypatch.setattr(attention, "SCORES", limit)
+    run = jax.jit(jax.value_and_grad(lambda *a: loss(*a, *(seen, keep)[len(a) - 3 :]), argnums=range(len(arguments))))
+    found += jax.tree.leaves(run(*arguments))
+  for a, b in zip(whole, blocked, strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_causal_mask_by_hand():
+  real = np.array([[[[True, True, False, True]]]])
+  rows = Causal(real, np.array([[[[False, True, True, False]]]])).rows(1, 3)[0, 0].tolist()
+  # Query 1 sees itself but not 0, which is hidden; 2 is padding; 3 is hidden from others but sees itself.
+  assert rows == [[False, True, False, False], [False, True, False, False], [False, True, False, True]]
+  np.testing.assert_array_equal(Causal(real).rows(0, 4)[0, 0], np.tril(np.ones((4, 4), bool)) & real[0, 0])
 
 
 def test_rotation_by_hand_and_by_distance():
