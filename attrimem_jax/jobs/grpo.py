@@ -84,8 +84,11 @@ class Trainer:
     self.answer_chat = setup.chat(config, self.answer.tokenizer)
     self.header = answer_prefix(self.answer_chat, self.reader.prompts)
     self.optimizer = optimizers.make_optimizer(setup.optimizer_settings(config))
-    # The reference is the starting policy, in buffers of its own: the state's are donated to every update.
-    self.reference = sharding.place(self.policy.params, self.mesh) if config.rl.kl else None
+    # The reference is the starting policy, in buffers of its own: the state's are donated to every update. An answer
+    # model of the same weights is frozen too, so they share theirs.
+    same = answer is self.policy
+    starting = self.answer.params if same else sharding.place(self.policy.params, self.mesh)
+    self.reference = starting if config.rl.kl else None
     logprobs = setup.logprobs(config, self.policy.config)
     self.update = make_update(self.policy.config, self.optimizer, _loss_settings(config), logprobs)
     self.advantages = AdvantageSettings(
@@ -232,7 +235,9 @@ class Trainer:
     longest = max(task.window.stop - task.window.start for task in tasks)
     micro = config.rl.micro_batches
     prefixes = -(-len(tasks) * longest // micro) * micro
-    batch = training_batch(valued, prefixes=prefixes, width=setup.completion_width(config), step=config.rollout.bucket)
+    written = max(len(v.call.completion.ids) for calls in valued for v in calls)
+    width = setup.completion_width(config, written)
+    batch = training_batch(valued, prefixes=prefixes, width=width, step=config.rollout.bucket)
     return sharding.place_batch(accumulation.split(batch, micro), self.mesh)
 
 

@@ -211,7 +211,7 @@ def _batch(config: ConfigDict) -> Batch:
   size, rollout, step = lengths(config), config.rollout, config.rollout.bucket
   micro = config.rl.micro_batches
   prefixes = rollout.histories * max(1, rollout.horizon.sessions) // micro
-  rows, width = len(rollout.modules) * rollout.group_size, setup.completion_width(config)
+  rows, width = len(rollout.modules) * rollout.group_size, setup.completion_width(config, size.completion)
   ids, mask = jnp.int32, jnp.bool_
   prefix, suffix = bucket(size.session, step), bucket(size.prompt, step) + width
 

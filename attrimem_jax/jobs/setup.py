@@ -142,6 +142,6 @@ def optimizer_settings(config: ConfigDict) -> OptimizerSettings:
   )
 
 
-def completion_width(config: ConfigDict) -> int:
-  """Columns of a completion in a training batch: one width, so that its length never compiles a new program."""
-  return bucket(config.rollout.max_new_tokens, 8)
+def completion_width(config: ConfigDict, longest: int) -> int:
+  """Columns of a completion in a training batch whose longest has so many tokens: few widths, so few programs."""
+  return min(bucket(config.rollout.max_new_tokens, 8), bucket(longest, config.rollout.bucket))
