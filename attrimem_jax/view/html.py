@@ -67,7 +67,8 @@ def legend(scale: float, *, up: str, down: str, none: str) -> str:
     samples.append((f'<span style="color:{GREY}">text</span>', escape(none)))
   if scale == 0.0:
     samples = [("", "Nothing here has a weight.")]
-  items = "".join(f'<span style="margin-right:1.2em;white-space:nowrap">{a} {b}</span>' for a, b in samples)
+  item = '<span style="margin-right:1.2em;white-space:nowrap">{} {}</span>'
+  items = " ".join(item.format(mark, text) for mark, text in samples)  # the spaces are where the line may break
   style = "font:12px/2 system-ui,sans-serif;color:#333;background:#fff;print-color-adjust:exact"
   return f'<div style="{style};-webkit-print-color-adjust:exact">{items}</div>'
 
