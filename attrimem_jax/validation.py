@@ -310,7 +310,9 @@ def _explained(config: ConfigDict) -> Iterator[str]:
   explain = config.explain
   if bool(explain.path) == bool(explain.context):
     what = "give this or config.explain.context, one of the two"
-    yield _problem(config, "explain.path", what, "Name a JSON file, or a text file with config.explain.question.")
+    yield _problem(
+      config, "explain.path", what, "Here goes a JSON file; there a text file, with config.explain.question."
+    )
   for name in ("explain.path", "explain.context"):
     if get(config, name) and not _path(get(config, name)).is_file():
       yield _problem(config, name, "there is no such file", "Correct the path.")

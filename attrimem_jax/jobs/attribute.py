@@ -101,7 +101,8 @@ def read_cases(config: ConfigDict) -> list[dict[str, Any]]:
   try:
     found = json.loads(_read(explain.path))
   except json.JSONDecodeError as error:
-    raise ValueError(f"{explain.path} is no JSON: {error}") from None
+    hint = "mend it, or give a plain text as --config.explain.context with --config.explain.question"
+    raise ValueError(f"{explain.path} is no JSON ({error}): {hint}") from None
   cases = found if isinstance(found, list) else [found]
   for number, case in enumerate(cases):
     _check(case, f"case {number} of {explain.path}")
