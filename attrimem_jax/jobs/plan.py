@@ -103,12 +103,14 @@ def forward(shape: DecoderConfig, tokens: float, keys: float, scored: float = 0)
   return 2 * (tokens * shape.layers * (layer + attention) + scored * shape.width * shape.vocab_size)
 
 
-def phases(config: ConfigDict, policy: DecoderConfig, answer: DecoderConfig, step: int = 0) -> list[Phase]:
-  """The phases of training step `step`."""
+def phases(
+  config: ConfigDict, policy: DecoderConfig, answer: DecoderConfig, step: int = 0, shared: bool = True
+) -> list[Phase]:
+  """The phases of training step `step`; unless `shared`, every rollout of every module reads its session for itself."""
   size, rollout = lengths(config), config.rollout
   sessions = max(1, rollout.horizon.sessions)
-  prefixes = rollout.histories * sessions
-  calls = prefixes * len(rollout.modules) * rollout.group_size
+  calls = rollout.histories * sessions * len(rollout.modules) * rollout.group_size
+  prefixes = rollout.histories * sessions if shared else calls
   asked = rollout.histories * rollout.group_size * config.reward.questions
   return [
     _write(config, policy, size, prefixes, calls, sessions),
@@ -168,6 +170,13 @@ def _update(config, shape, size: Lengths, prefixes: int, calls: int) -> Phase:
   once += forward(shape, calls * suffix, size.session + suffix / 2, calls * size.completion)
   passes = 3 + bool(config.rl.remat) + bool(config.rl.kl)
   return Phase("update", prefixes * size.session + calls * suffix, passes * once)
+
+
+def attributed(config: ConfigDict, scorer: str, gradients: int) -> ConfigDict:
+  """The recipe with another attribution; `exact` and 0 gradients are the published one."""
+  config = config.copy_and_resolve_references()
+  config.attribution.update({"scorer": scorer, "gradients": gradients, "gate": 0})
+  return config
 
 
 def parameters(shape: DecoderConfig) -> int:
@@ -296,6 +305,18 @@ def run_plan(config: ConfigDict, run: Run) -> None:
     "compiled": dataclasses.asdict(compiled),
     "phases": {first: [dataclasses.asdict(p) for p in phases(config, policy, answer, first)] for first, _ in stages},
     "hours": {name: hours(config, policy, answer, mesh.size, device) for name, device in ACCELERATORS.items()},
+    "hours_as_published": {
+      name: hours(attributed(config, "exact", 0), policy, answer, mesh.size, device, shared=False)
+      for name, device in ACCELERATORS.items()
+    },
+    "hours_with_gradients": {
+      f"{scorer}, {count}": {
+        name: hours(attributed(config, scorer, count), policy, answer, mesh.size, device)
+        for name, device in ACCELERATORS.items()
+      }
+      for scorer in ("masked", "cached")
+      for count in (1, 5)
+    },
   }
   run.workdir.mkdir(parents=True, exist_ok=True)
   write_json(run.workdir / "plan.json", json.loads(json.dumps(found)))
@@ -309,11 +330,18 @@ def _stages(config: ConfigDict) -> list[tuple[int, int]]:
   return [(a, b - a) for a, b in zip(starts, [*starts[1:], config.train.steps], strict=True)]
 
 
-def hours(config: ConfigDict, policy: DecoderConfig, answer: DecoderConfig, devices: int, device: Accelerator) -> float:
+def hours(
+  config: ConfigDict,
+  policy: DecoderConfig,
+  answer: DecoderConfig,
+  devices: int,
+  device: Accelerator,
+  shared: bool = True,
+) -> float:
   """Of the whole run, evaluations aside."""
   rate = config.plan.utilisation
   seconds = (
-    steps * sum(phase.seconds(device, devices, rate) for phase in phases(config, policy, answer, first))
+    steps * sum(phase.seconds(device, devices, rate) for phase in phases(config, policy, answer, first, shared))
     for first, steps in _stages(config)
   )
   return sum(seconds) / 3600
@@ -341,11 +369,25 @@ def _lines(config: ConfigDict, found: dict, stages: list[tuple[int, int]], last:
     yield f"  {phase.name:<22} {figures}"
   rate, devices = config.plan.utilisation, found["devices"]
   yield f"\n{config.train.steps} steps at {rate:.0%} of peak rate and bandwidth (a model):"
+  yield f"  {'':<8} {'hours':>10} {'device hours':>14} {'as published*':>15}"
   for name, count in found["hours"].items():
     room = ACCELERATORS[name].memory - total
     fits = "fits" if room > 0 else f"short of {-room / _GIB:.1f} GiB"
-    yield f"  {name:<8} {count:10,.1f} hours   {count * devices:10,.1f} device hours   {fits}"
+    published = found["hours_as_published"][name]
+    yield f"  {name:<8} {count:10,.1f} {count * devices:14,.1f} {published * devices:15,.1f}   {fits}"
+  yield "  * device hours when nothing is shared and every answer is scored anew after each mask"
+  yield from _cheaper(config, found)
   yield from _advice(config, found, total)
+
+
+def _cheaper(config: ConfigDict, found: dict) -> Iterator[str]:
+  """Attributions that cost less than the one of the recipe."""
+  cheaper = {
+    n: each["H800"] for n, each in found["hours_with_gradients"].items() if each["H800"] < found["hours"]["H800"]
+  }
+  if cheaper and config.rl.lambda_ and config.attribution.unit != "none":
+    yield "\nwith gradients in place of masks (config.attribution.scorer, config.attribution.gradients):"
+    yield from (f"  {name:<12} {count * found['devices']:10,.1f} H800 hours" for name, count in cheaper.items())
 
 
 def _advice(config: ConfigDict, found: dict, total: int) -> Iterator[str]:

@@ -106,6 +106,23 @@ def test_tokens_and_passes_by_hand():
   assert plan.phases(config, SMALL, SMALL)[2].tokens == 0
 
 
+def test_what_sharing_and_cheaper_attributions_save():
+  sizes = {"plan.session": 100, "plan.prompt": 10, "plan.completion": 5, "plan.context": 50, "plan.answer": 4}
+  config = recipe(**sizes, **{"rollout.histories": 2, "rollout.group_size": 3, "rollout.modules": ("core", "semantic")})
+  alone = plan.phases(config, SMALL, SMALL, shared=False)
+  assert alone[0].tokens == alone[3].tokens == 12 * (100 + 10 + 5)  # 2 histories, 3 rollouts, 2 modules
+  once = plan.forward(SMALL, 12 * 115, 115 / 2, 12 * 5)
+  assert alone[3].flops == pytest.approx(4 * once)
+  shared = plan.phases(config, SMALL, SMALL)
+  assert alone[1:3] == shared[1:3]
+  masks = plan.phases(plan.attributed(config, "exact", 0), SMALL, SMALL)[2]
+  assert masks == shared[2]  # the recipe's own
+  gradient = plan.phases(plan.attributed(config, "masked", 1), SMALL, SMALL)[2]
+  asked = 2 * 3 * config.reward.questions
+  assert gradient.tokens == asked * 3 * 54
+  assert config.attribution.gradients == 0  # a copy was changed
+
+
 def test_hours_by_hand():
   config = recipe(**{"train.steps": 15, "attribution.masks": ((0, 8), (10, 16)), "plan.utilisation": 0.5})
   device = plan.Accelerator(1e9, 1e30, 1e9)  # bandwidth is no limit
