@@ -44,6 +44,27 @@ _TOP = (1, 4, 16)
 _STEP = 64  # lengths are padded to multiples of it, so that question after question compiles few programs
 
 
+def make_folder(folder: str | pathlib.Path) -> pathlib.Path:
+  """The folder, made if there is none.
+
+  Raises:
+    ValueError: it cannot be made or written to.
+  """
+  folder = pathlib.Path(os.path.expanduser(folder))
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+      raise PermissionError(0, "it may not be written to")
+  except (OSError, ValueError) as error:
+    raise _unwritable(folder, error) from None
+  return folder
+
+
+def _unwritable(folder: pathlib.Path, error: Exception) -> ValueError:
+  reason = getattr(error, "strerror", None) or error
+  return ValueError(f"cannot save to {str(folder)!r} ({reason}): give another folder")
+
+
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Explained:
   """Weights of the parts of a text for one answer.
@@ -111,20 +132,20 @@ class Explained:
     """Writes attribution.json and attribution.html, one page that needs no other file; returns the page's path.
 
     Raises:
-      ValueError: there is no such folder and none can be made.
+      ValueError: there is no such folder and none can be made, or it cannot be written to.
     """
     if not isinstance(folder, str | pathlib.Path):
       raise ValueError(f"folder of save is {checks.shown(folder)}: give a path")
-    folder = pathlib.Path(os.path.expanduser(folder))
-    try:
-      folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-      raise ValueError(f"cannot save to {str(folder)!r} ({error.strerror}): give another folder") from None
-    found = json.dumps(self.to_dict(), ensure_ascii=False, indent=1) + "\n"
-    (folder / "attribution.json").write_text(found, encoding="utf-8")
+    folder = make_folder(folder)
     page = folder / "attribution.html"
     text = html.document(self.question, f"<h1>{html.escape(self.question)}</h1>{self._body()}")
-    page.write_text(text, encoding="utf-8")
+    try:
+      (folder / "attribution.json").write_text(
+        json.dumps(self.to_dict(), ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
+      )
+      page.write_text(text, encoding="utf-8")
+    except OSError as error:
+      raise _unwritable(folder, error) from None
     return page
 
   def _repr_html_(self) -> str:

@@ -14,6 +14,12 @@ def draw(rng: np.random.Generator, masks: int, sources: int, keep: float = 0.5) 
   return rng.random((masks, sources)) < keep
 
 
+def draw_pairs(rng: np.random.Generator, masks: int, sources: int, keep: float = 0.5) -> np.ndarray:
+  """`draw` of which every other mask is the opposite of the one before: bool [M, S]."""
+  drawn = draw(rng, -(-masks // 2), sources, keep)
+  return np.stack([drawn, ~drawn], axis=1).reshape(2 * len(drawn), sources)[:masks]
+
+
 LEVELS = (1 / 8, 1 / 2, 1 / 4, 1 / 16, 1.0)
 """Factors at which gradients are taken, the most telling first. At full strength attention is so sure of itself that a
 derivative says little; their mean is close to the integral from nothing to full strength."""

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from attrimem_jax.attribution import lasso
-from attrimem_jax.attribution.ablations import LEVELS, ablate, draw, stays
+from attrimem_jax.attribution.ablations import LEVELS, ablate, draw, draw_pairs, stays
 from attrimem_jax.attribution.faithfulness import Faithfulness, lds, r2, without_top
 from attrimem_jax.attribution.scoring import (
   Scorer,
@@ -158,7 +158,8 @@ def measure(
     model: the frozen answer model, an `io.models.LanguageModel`.
     prefix: ids that precede every prompt and are read once for all.
     problems: what to explain; a problem's masks follow from its own seed, whatever stands beside it.
-    masks: M random ones. The first of a problem are the same for every M.
+    masks: M random ones; with gradients in pairs of a mask and its opposite, so that every source is there in one half
+      of them and not in the other. The first of a problem are the same for every M.
     gradients: how many of `ablations.LEVELS` derivatives are taken at; 0: a LASSO is to be fitted to the masks.
     keep: probability that a source stays under a random mask.
     scorer: how the sources that a mask removes are kept from the answer (`scoring.Scorer`). With gradients, where they
@@ -178,7 +179,7 @@ def measure(
     faint = [np.repeat(levels[:, None], len(p.sources), axis=1) for p in problems]
     found = slopes(model, prefix, problems, faint, scorer=scorer, **settings)
     sloped, scorer = [Gradients(levels, *pair) for pair in zip(*found, strict=True)], "exact"
-  drawn = [draw(_rng(p), masks, len(p.sources), keep) for p in problems]
+  drawn = [(draw_pairs if gradients else draw)(_rng(p), masks, len(p.sources), keep) for p in problems]
   scores = score(model, prefix, problems, drawn, scorer=scorer, **settings)
   return [Measurement(*parts) for parts in zip(problems, drawn, scores, sloped, strict=True)]
 
@@ -357,7 +358,11 @@ def _by_lasso(measured: Measurement, fit: lasso.Fit) -> Attribution:
 
 
 def _by_gradients(measured: Measurement, gradients: Gradients) -> Attribution:
-  """The mean derivative of the target, on the line through the masks' targets where there are masks."""
+  """The mean derivative of the target, on the line through the masks' targets where there are masks.
+
+  Where the masks are half of all subsets or more, they know better: what the line leaves goes to the sources by least
+  squares, the smallest change that explains it.
+  """
   by_level = gradients.slopes * target_slope(gradients.logp)[..., None]
   by_level = by_level if gradients.logp.ndim == 1 else by_level[0] - by_level[1]
   weights = by_level.mean(axis=0)
@@ -368,8 +373,12 @@ def _by_gradients(measured: Measurement, gradients: Gradients) -> Attribution:
   scale = 1.0
   if len(measured.masks) and np.ptp(x) > 0:
     scale = max(float(np.mean((x - x.mean()) * (y - y.mean())) / np.var(x)), _LEAST_SCALE)
-  weights = scale * weights
-  return Attribution(measured.problem, weights.astype(np.float32), float(y.mean() - scale * x.mean()), 0.0, measured)
+  weights, x = scale * weights, scale * x
+  if len(weights) and 2 ** (len(weights) - 1) <= len(measured.masks):
+    centred = measured.masks - measured.masks.mean(axis=0)
+    weights = weights + np.linalg.lstsq(centred, y - y.mean() - centred @ weights)[0]
+    x = measured.masks @ weights
+  return Attribution(measured.problem, weights.astype(np.float32), float(y.mean() - x.mean()), 0.0, measured)
 
 
 def _target(logp: np.ndarray) -> np.ndarray:

@@ -7,8 +7,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from attrimem_jax import checks
 from attrimem_jax import config as schema
-from attrimem_jax.explain import attribute
+from attrimem_jax.explain import attribute, make_folder
 from attrimem_jax.io import models
 from attrimem_jax.io.metrics import write_json
 from attrimem_jax.jobs import setup
@@ -30,6 +31,8 @@ def run_attribute(config: ConfigDict, run: Run) -> None:
   folders = [run.workdir if len(cases) == 1 else run.workdir / f"{number:03d}" for number in range(len(cases))]
   wanted = [_settings(config) | {"case": case} for case in cases]
   done = [_is_done(*pair) for pair in zip(folders, wanted, strict=True)]
+  for folder in folders:
+    make_folder(folder)
   model = models.load(config.answer.model)
   for number, (case, folder) in enumerate(zip(cases, folders, strict=True)):
     if done[number]:
@@ -53,7 +56,7 @@ def run_attribute(config: ConfigDict, run: Run) -> None:
         max_new_tokens=config.answer.max_new_tokens,
         seed=config.seed,
         dtype=config.answer.dtype,
-        part=case.get("part", ""),
+        part=case.get("part") or "",
       )
     except ValueError as error:
       raise ValueError(f"case {number} ({case['question']!r}): {error}") from error
@@ -75,7 +78,8 @@ def _settings(config: ConfigDict) -> dict[str, Any]:
 def _is_done(folder: pathlib.Path, wanted: dict[str, Any]) -> bool:
   """Whether the folder holds the attribution of this very case."""
   asked = folder / _ASKED
-  if not (folder / "attribution.json").exists() or not asked.exists():
+  files = (folder / name for name in ("attribution.json", "attribution.html", _ASKED))
+  if not all(file.is_file() and file.stat().st_size for file in files):
     return False
   try:
     there = json.loads(asked.read_text(encoding="utf-8"))
@@ -100,6 +104,8 @@ def read_cases(config: ConfigDict) -> list[dict[str, Any]]:
     return [{"context": text, "question": explain.question} | optional]
   try:
     found = json.loads(_read(explain.path))
+  except RecursionError:
+    raise ValueError(f"{explain.path} is nested too deeply: give an object with context and question") from None
   except json.JSONDecodeError as error:
     hint = "mend it, or give a plain text as --config.explain.context with --config.explain.question"
     raise ValueError(f"{explain.path} is no JSON ({error}): {hint}") from None
@@ -113,7 +119,7 @@ def read_cases(config: ConfigDict) -> list[dict[str, Any]]:
 
 def _read(path: str) -> str:
   try:
-    return pathlib.Path(os.path.expanduser(path)).read_text(encoding="utf-8")
+    return pathlib.Path(os.path.expanduser(path)).read_text(encoding="utf-8-sig")
   except UnicodeDecodeError as error:
     raise ValueError(f"{path} is no UTF-8 text: {error}") from None
   except OSError as error:
@@ -123,14 +129,15 @@ def _read(path: str) -> str:
 def _check(case: Any, where: str) -> None:
   if not isinstance(case, dict):
     raise ValueError(f"{where} is a {type(case).__name__}: give an object with context and question")
+  if unknown := sorted(set(case) - {"context", "question", "answer", "part"}):
+    raise ValueError(f"{where} has the unknown key {unknown[0]!r}: use context, question, answer and part")
   context = case.get("context")
   records = isinstance(context, list) and all(isinstance(record, str) for record in context)
   if not (isinstance(context, str) or records):
     raise ValueError(f"{where}: context is {context!r}: give a text or a list of texts")
   if not "".join(context or "").strip():
     raise ValueError(f"{where}: context is blank: give some text")
-  given = {"question": None, "answer": "left out", "part": "left out"} | case
+  checks.text(f"{where}: context", "".join(context or ""))
   for name in ("question", "answer", "part"):
-    value = given[name]
-    if not isinstance(value, str) or not value.strip():
-      raise ValueError(f"{where}: {name} is {value!r}: give a text")
+    if name == "question" or case.get(name) is not None:
+      checks.text(f"{where}: {name}", case.get(name), empty=False)

@@ -74,9 +74,10 @@ def test_slopes_against_finite_differences_of_a_plain_decoder(scorer):
     taken = measured.gradients
     assert taken.slopes.shape == (2, len(one.sources))
     np.testing.assert_array_equal(taken.levels, LEVELS[:2])
-    (exact,) = measure(MODEL, PREFIX, [one], 3)
-    np.testing.assert_array_equal(measured.masks, exact.masks)
-    np.testing.assert_allclose(measured.logp, exact.logp, rtol=1e-5)
+    np.testing.assert_array_equal(measured.masks[1], ~measured.masks[0])
+    for mask, value in zip(measured.masks, measured.logp, strict=True):
+      left = [i for i, s in zip(one.prompt, one.source, strict=True) if s < 0 or mask[s]]
+      np.testing.assert_allclose(value, score(left, one.answer), rtol=1e-5, atol=1e-5)
     after = slice(None) if scorer == "masked" else slice(len(PREFIX) + 2 + np.count_nonzero(one.source >= 0), None)
     for level, logp, slopes in zip(taken.levels, taken.logp, taken.slopes, strict=True):
       gates = np.full(len(one.sources), level)
@@ -123,6 +124,25 @@ def test_masks_give_gradients_the_scale_of_least_squares_and_never_turn_them_rou
       np.testing.assert_allclose(after.intercept, intercept, rtol=1e-4)
     turned = dataclasses.replace(after.measured, logp=logps(-y))
     assert np.all(fit([turned])[0].weights * before.weights >= 0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_few_sources_get_what_their_masks_say(seed):
+  """One source: the difference of its two texts. Two: their mean differences, as in a factorial experiment."""
+  one, two = problem(1, (seed,)), problem(2, (seed, 1))
+
+  def exact(p, mask):
+    left = [i for i, s in zip(p.prompt, p.source, strict=True) if s < 0 or mask[s]]
+    return float(target(np.array(score(left, p.answer))))
+
+  (found,) = fit(measure(MODEL, PREFIX, [one], 8, scorer="masked", gradients=1))
+  np.testing.assert_allclose(found.weights, [exact(one, [1]) - exact(one, [0])], rtol=1e-3, atol=1e-4)
+  np.testing.assert_allclose(found.predict(np.eye(1)), [exact(one, [1])], rtol=1e-4)
+  (found,) = fit(measure(MODEL, PREFIX, [two], 32, scorer="masked", gradients=1))
+  assert len(np.unique(found.measured.masks, axis=0)) == 4
+  design = np.column_stack([found.measured.masks, np.ones(32)])
+  expected = np.linalg.lstsq(design, [exact(two, mask) for mask in found.measured.masks])[0]
+  np.testing.assert_allclose([*found.weights, found.intercept], expected, rtol=1e-3, atol=1e-4)
 
 
 def test_what_has_no_gradient():
