@@ -2,8 +2,8 @@
 
 The table of arXiv 2606.12945 on a LongMemEval-S file: keep a share of all turns, count how many of the turns that carry
 the answer are kept. Weights are learned on a random half of the cases, and both halves are scored: the one that they
-were learned on, and the one that they never saw. Beside the policies stands a control that reads nothing but surface cues of
-a turn (who speaks, how long, where), because cues that belong to how a benchmark was made explain a part of any gain.
+were learned on, and the one that they never saw. Beside the policies stands a control that reads nothing but surface
+cues of a turn (who speaks, how long, where), because how a benchmark was made explains a part of any gain.
 """
 
 import datetime
@@ -91,7 +91,11 @@ def read_cases(
 
 def known_turns(instance: dict[str, Any]) -> tuple[Known, list[int]]:
   """A LongMemEval instance as memories, one a turn, with the places of its gold turns; nothing of the question."""
-  texts, by_user, session, age, gold = [], [], [], [], []
+  texts: list[str] = []
+  by_user: list[bool] = []
+  session: list[int] = []
+  age: list[float] = []
+  gold: list[int] = []
   dates = [_day(text) for text in instance["haystack_dates"]]
   newest = max((day for day in dates if day is not None), default=0.0)
   for number, (turns, day) in enumerate(zip(instance["haystack_sessions"], dates, strict=True)):
@@ -132,9 +136,9 @@ def _fixed(cases: Cases, recency: list[np.ndarray], keep: float, repeats: int, s
   for row, values in zip(padded, recency, strict=True):
     row[: len(values)] = values
   drawn = np.random.default_rng([seed, 7]).random((repeats, *padded.shape), np.float32)
-  values = {"uniform": cases.factors[..., LIVE].sum(axis=-1), "recency": padded}
-  values |= {f"{FACTORS[i]} only": cases.factors[..., i] for i in LIVE}
-  scores = {name: np.repeat(_score(cases, value, keep)[None], repeats, axis=0) for name, value in values.items()}
+  policies = {"uniform": cases.factors[..., LIVE].sum(axis=-1), "recency": padded}
+  policies |= {f"{FACTORS[i]} only": cases.factors[..., i] for i in LIVE}
+  scores = {name: np.repeat(_score(cases, value, keep)[None], repeats, axis=0) for name, value in policies.items()}
   return scores | {"random": np.stack([_score(cases, one, keep) for one in drawn])}
 
 

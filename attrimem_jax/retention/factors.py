@@ -208,6 +208,6 @@ class Lexical:
       counts: collections.Counter[int] = collections.Counter()
       for word, number in collections.Counter(words(text)).items():
         counts[zlib.crc32(word.encode("utf-8", "surrogatepass")) % self._width] += number
-      at = np.fromiter(counts, np.int64, len(counts))
+      at = np.fromiter(counts, np.int32, len(counts))
       self._counts[text] = at, 1 + np.log(np.fromiter(counts.values(), np.float32, len(counts)))
     return self._counts[text]
