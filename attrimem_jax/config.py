@@ -218,6 +218,7 @@ def _retention() -> ConfigDict:
   retention = ConfigDict()
   retention.regime = "blind"  # goal of a turn: what its session was about, or ("oracle") the question of the future
   retention.keep = 0.3  # share of the turns that is kept
+  retention.turns = "all"  # or "user": only what the user said is ranked, so that who speaks explains nothing
   retention.splits = 20  # random halves that weights are learned on
   retention.cases = 0  # of the file's first cases only; 0 takes all
   return retention

@@ -45,6 +45,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
   "optim.name": ("adamw", "muon"),
   "optim.schedule": ("constant", "cosine"),
   "retention.regime": ("blind", "oracle"),
+  "retention.turns": ("all", "user"),
   "sft.task": ("policy", "answer"),
   "sft.init.family": ("qwen3", "qwen2", "llama"),
   "export.dtype": ("float32", "bfloat16", "float16"),

@@ -4,7 +4,8 @@
   python -m attrimem_jax.main --config=configs/retention.py:oracle --config.data.path=longmemeval_s_cleaned.json
 
 Keeps 30 % of the turns and counts how many that carry the answer are among them, over 20 random halves of the cases.
-Reads JSON, or JSON lines, also compressed by xz. `retention.keep` is the share kept.
+Reads JSON, or JSON lines, also compressed by xz. `retention.keep` is the share kept;
+`retention.turns=user` ranks what the user said alone, where knowing who speaks is no help.
 
 | preset         | goal of a turn                                                    |
 |----------------|-------------------------------------------------------------------|

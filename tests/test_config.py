@@ -15,6 +15,7 @@ RECIPES = sorted(path.name for path in (REPOSITORY / "configs").glob("*.py"))
 GRPO_PRESETS = ("", "embedded", "smollm2", "qwen3_0_6b", "qwen3_4b")
 PRESETS = {
   "sft.py": ("", "policy", "answer", "dates", "refresh", "smollm2"),
+  "retention.py": ("", "blind", "oracle"),
   "attribute.py": ("", "embedded", "smollm2", "qwen3_0_6b"),
 }
 

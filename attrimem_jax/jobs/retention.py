@@ -36,9 +36,12 @@ def run_retention(config: ConfigDict, run: Run) -> None:
   """Writes <workdir>/retention.json: every policy's score on both halves, weights, and paired gaps with intervals."""
   settings = config.retention
   print(f"reading {config.data.path}", flush=True)
-  tables, recency, surface, gold = read_cases(config.data.path, settings.regime, settings.cases)
+  tables, recency, surface, gold = read_cases(config.data.path, settings.regime, settings.turns, settings.cases)
   cases = Cases.pack(tables, gold)
-  print(f"{len(gold)} cases with gold turns, {int(cases.size.sum())} turns, {settings.regime}", flush=True)
+  print(
+    f"{len(gold)} cases with gold turns, {int(cases.size.sum())} turns ({settings.turns}), {settings.regime}",
+    flush=True,
+  )
   halves = splits(len(gold), settings.splits, config.seed)
   weights = hill_climb(cases, halves, settings.keep, live=LIVE, seed=config.seed + 1)
   scores = _fixed(cases, recency, settings.keep, len(halves), config.seed)
@@ -49,6 +52,7 @@ def run_retention(config: ConfigDict, run: Run) -> None:
   _print(rows, gaps)
   content = {
     "regime": settings.regime,
+    "turns": settings.turns,
     "cases": len(gold),
     "keep": settings.keep,
     "encoder": "lexical",
@@ -67,7 +71,7 @@ def splits(cases: int, repeats: int, seed: int) -> np.ndarray:
 
 
 def read_cases(
-  path: str, regime: str, most: int = 0
+  path: str, regime: str, turns: str = "all", most: int = 0
 ) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray], list[list[int]]]:
   """Factors [n, 7], recency [n], surface cues [n, 13] and gold places of each case that has gold turns; first `most`
   cases of the file, 0 for all."""
@@ -77,12 +81,14 @@ def read_cases(
     if most and number >= most:
       break
     known, gold = known_turns(instance)
+    ranked = np.flatnonzero(known.by_user) if turns == "user" else np.arange(len(known.texts))
+    gold = np.flatnonzero(np.isin(ranked, gold)).tolist()
     if not gold:
       continue
     question = Question(instance["question_id"], instance["question"], (), instance["question_type"])
     values = blind(known, encoder).values if regime == "blind" else oracle(known, question, encoder).values
     age = np.where(np.isnan(known.age), np.inf, known.age)
-    for column, value in zip(found, (values, -age, surface_cues(known), gold), strict=True):
+    for column, value in zip(found, (values[ranked], -age[ranked], surface_cues(known)[ranked], gold), strict=True):
       column.append(value)
   if not found[0]:
     raise ValueError(f"{path} holds no case with gold turns: give a LongMemEval file with has_answer marks")

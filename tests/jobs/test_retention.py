@@ -74,6 +74,17 @@ def test_a_blind_table_is_the_same_whatever_will_be_asked(instances, tmp_path):
   np.testing.assert_array_equal(factors("How old is my violin?"), factors("Where is the river?"))
 
 
+def test_only_what_the_user_said_is_ranked_where_asked(instances, tmp_path):
+  path = tmp_path / "all.jsonl"
+  path.write_text("\n".join(map(json.dumps, instances)))
+  every, _, _, gold = retention.read_cases(str(path), "blind")
+  users, recency, cues, among = retention.read_cases(str(path), "blind", "user")
+  for table, part, places, found in zip(every, users, gold, among, strict=True):
+    np.testing.assert_array_equal(part, table[::2])  # user and assistant take turns
+    assert [2 * place for place in found] == places
+  assert {len(row) for row in [*recency, *cues]} == {9}
+
+
 def test_a_split_is_half_of_the_cases_and_splits_differ():
   halves = retention.splits(7, 5, seed=1)
   assert (halves.sum(axis=1) == 3).all()
