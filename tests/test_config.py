@@ -82,7 +82,7 @@ def test_every_recipe_says_how_to_run_it(name):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_an_unknown_preset_lists_the_known_ones(name):
-  with pytest.raises(ValueError, match=r"Unknown preset 'gpt5'\. Use one of .*'smollm2'") as caught:
+  with pytest.raises(ValueError, match=r"Unknown preset 'gpt5'\. Use one of ") as caught:
     _recipe(name, "gpt5")
   for preset in filter(None, PRESETS.get(name, GRPO_PRESETS)):
     assert repr(preset) in str(caught.value)
