@@ -32,6 +32,7 @@ def default() -> ConfigDict:
   config.train = _train()
   config.eval = _eval()
   config.sft = _sft()
+  config.retention = _retention()
   config.mesh = ConfigDict(
     {"data": 1, "fsdp": 1, "tensor": 1}
   )  # devices along each axis; the product is all that are used
@@ -211,6 +212,16 @@ def _sft() -> ConfigDict:
   sft.init.qkv_bias = False
   sft.init.max_positions = 2048
   return sft
+
+
+def _retention() -> ConfigDict:
+  retention = ConfigDict()
+  retention.regime = "blind"  # goal of a turn: what its session was about, or ("oracle") the question of the future
+  retention.keep = 0.3  # share of the turns that is kept
+  retention.turns = "all"  # or "user": only what the user said is ranked, so that who speaks explains nothing
+  retention.splits = 20  # random halves that weights are learned on
+  retention.cases = 0  # of the file's first cases only; 0 takes all
+  return retention
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -31,6 +31,7 @@ JOBS = {
   "attribute": ("attribute", "run_attribute"),
   "export": ("export", "run_export"),
   "plan": ("plan", "run_plan"),
+  "retention": ("retention", "run_retention"),
 }
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Every key that takes one of a few words.
 CHOICES: Mapping[str, tuple[str, ...]] = {
-  "job": ("train", "sft", "evaluate", "attribute", "export", "plan"),
+  "job": ("train", "sft", "evaluate", "attribute", "export", "plan", "retention"),
   "data.name": ("synthetic", "locomo"),
   "data.split": ("train", "eval", "test"),
   "eval.memory": ("policy", "reference", "teacher", "empty"),
@@ -44,6 +44,8 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
   "rl.loss_norm": ("token", "sequence", "constant"),
   "optim.name": ("adamw", "muon"),
   "optim.schedule": ("constant", "cosine"),
+  "retention.regime": ("blind", "oracle"),
+  "retention.turns": ("all", "user"),
   "sft.task": ("policy", "answer"),
   "sft.init.family": ("qwen3", "qwen2", "llama"),
   "export.dtype": ("float32", "bfloat16", "float16"),
@@ -94,6 +96,8 @@ _AT_LEAST: Mapping[str, float] = {
   "eval.questions": 0,
   "eval.temperature": 0,
   "eval.bootstrap": 1,
+  "retention.splits": 1,
+  "retention.cases": 0,
   "sft.batch": 1,
   "sft.widths.rows": 1,
   "sft.widths.prefix": 1,
@@ -143,6 +147,7 @@ _UNIT_INTERVAL: Mapping[str, tuple[bool, bool]] = {
   "optim.b2": (True, False),
   "eval.confidence": (False, False),
   "plan.utilisation": (False, True),
+  "retention.keep": (False, True),
 }
 
 
@@ -215,6 +220,8 @@ def _cross_checks(config: ConfigDict) -> Iterator[str]:
     yield from _explained(config)
   elif config.job == "plan":
     yield from _memory(config)
+  elif config.job == "retention":
+    yield from _haystacks(config)
   elif config.job != "export":
     yield from _data_set(config)
     yield from _memory(config)
@@ -303,6 +310,13 @@ def _memory(config: ConfigDict) -> Iterator[str]:
   if config.rollout.horizon.sessions == 0 and config.rollout.horizon.bank == "reference":
     what = "a whole history starts from an empty bank"
     yield _problem(config, "rollout.horizon.bank", what, "Use empty, or set config.rollout.horizon.sessions.")
+
+
+def _haystacks(config: ConfigDict) -> Iterator[str]:
+  """The file of the job `retention`."""
+  if not config.data.path or not _path(config.data.path).is_file():
+    what = "the job 'retention' needs a LongMemEval file with whole haystacks"
+    yield _problem(config, "data.path", what, "Pass --config.data.path=longmemeval_s_cleaned.json.")
 
 
 def _explained(config: ConfigDict) -> Iterator[str]:
