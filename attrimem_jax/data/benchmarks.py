@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 
 from attrimem_jax import checks
-from attrimem_jax.data import locomo, longmemeval
+from attrimem_jax.data import locomo, longmemeval, perltqa
 from attrimem_jax.types import Episode
 
 # Each has read(path) -> (episodes, report) KINDS, its kinds of questions, and NOTES: whether it has reference notes.
-READERS: Mapping[str, ModuleType] = {"locomo": locomo, "longmemeval": longmemeval}
+READERS: Mapping[str, ModuleType] = {"locomo": locomo, "longmemeval": longmemeval, "perltqa": perltqa}
 SPLITS = ("train", "test", "all")  # without a file of splits
 
 
