@@ -45,6 +45,7 @@ def _data() -> ConfigDict:
   data = ConfigDict()
   data.name = "synthetic"
   data.path = ""  # file of a benchmark; "" takes it from the environment variable ATTRIMEM_DATA
+  data.splits = ""  # JSON file {split: [conversation ids]} of a benchmark; "" cuts it in two by `holdout`
   data.split = "train"
   data.seed = 0  # of the synthetic world: another one has other people
   data.holdout = 2  # benchmark conversations, counted from the end, that training never sees

@@ -14,19 +14,22 @@ from ml_collections import ConfigDict
 
 from attrimem_jax import checks
 from attrimem_jax.attribution.ablations import LEVELS
-from attrimem_jax.data import locomo, synthetic
+from attrimem_jax.data import benchmarks, reading, synthetic
 from attrimem_jax.types import Module
 
 if TYPE_CHECKING:
   from attrimem_jax.nn.config import DecoderConfig
 
+# Synthetic data have the first three; benchmarks train, test and all, or what a file of splits names.
+_SPLITS = ("train", "eval", "test", "all", "sft", "rl")
+
 # Every key that takes one of a few words.
 CHOICES: Mapping[str, tuple[str, ...]] = {
   "job": ("train", "sft", "evaluate", "attribute", "export", "plan", "retention"),
-  "data.name": ("synthetic", "locomo"),
-  "data.split": ("train", "eval", "test"),
+  "data.name": ("synthetic", *benchmarks.READERS),
+  "data.split": _SPLITS,
   "eval.memory": ("policy", "reference", "teacher", "empty"),
-  "eval.split": ("train", "eval", "test"),
+  "eval.split": _SPLITS,
   "policy.prompts": ("compact", "full"),
   "policy.dtype": ("float32", "bfloat16"),
   "policy.overlong": ("fail", "split", "cut"),
@@ -260,15 +263,19 @@ def _path(text: str) -> pathlib.Path:
 
 
 def _data_set(config: ConfigDict) -> Iterator[str]:
-  known = locomo.CATEGORIES.values() if config.data.name == "locomo" else synthetic.KINDS
+  reader = benchmarks.READERS.get(config.data.name)
+  known = reader.KINDS if reader else synthetic.KINDS
   for kind in config.data.kinds:
     if kind not in known:
       what = f"{kind!r} is no kind of question of this data set"
       yield _problem(config, "data.kinds", what, f"Choose from {', '.join(known)}.")
-  yield from _locomo(config) if config.data.name == "locomo" else _synthetic(config)
+  yield from _benchmark(config) if reader else _synthetic(config)
 
 
 def _synthetic(config: ConfigDict) -> Iterator[str]:
+  for name in ("data.split", "eval.split"):
+    if get(config, name) in ("all", "sft", "rl"):
+      yield _problem(config, name, "synthetic data have no such split", "Use train, eval or test.")
   try:
     world = synthetic.WorldConfig(**config.data.synthetic)
   except (TypeError, ValueError) as error:
@@ -279,18 +286,29 @@ def _synthetic(config: ConfigDict) -> Iterator[str]:
     yield _problem(config, "rollout.horizon.sessions", what, "Use 0 for whole histories.")
 
 
-def _locomo(config: ConfigDict) -> Iterator[str]:
-  path = config.data.path or os.environ.get(locomo.ENVIRONMENT, "")
+def _benchmark(config: ConfigDict) -> Iterator[str]:
+  name, path = config.data.name, config.data.path or os.environ.get(reading.ENVIRONMENT, "")
   if not path:
-    mend = f"Pass --config.data.path=<locomo file> or set {locomo.ENVIRONMENT}."
-    yield _problem(config, "data.path", "data set 'locomo' needs a file", mend)
+    mend = f"Pass --config.data.path=<{name} file> or set {reading.ENVIRONMENT}."
+    yield _problem(config, "data.path", f"data set {name!r} needs a file", mend)
   elif not _path(path).is_file():
     yield _problem(
       config, "data.path", f"there is no file at {path!r}", "Correct the path; see third_party/datasets.toml."
     )
-  for name in ("data.split", "eval.split"):
-    if get(config, name) == "eval":
-      yield _problem(config, name, "LoCoMo is cut in two by config.data.holdout", "Use train or test.")
+  if config.data.splits:
+    if not _path(config.data.splits).is_file():
+      yield _problem(config, "data.splits", "there is no such file", "Correct the path, or use ''.")
+  else:
+    for key in ("data.split", "eval.split"):
+      if get(config, key) not in benchmarks.SPLITS:
+        what = f"{name} is cut in two by config.data.holdout"
+        yield _problem(config, key, what, "Use train, test or all, or name config.data.splits.")
+  if config.job == "train" and config.data.split != config.eval.split and config.data.split == "all":
+    yield _problem(config, "data.split", "holds the conversations of config.eval.split too", "Train on another split.")
+  if not benchmarks.READERS[name].NOTES:
+    for key in ("eval.memory", "rollout.horizon.bank"):
+      if get(config, key) in ("reference", "teacher"):
+        yield _problem(config, key, f"{name} has no reference notes", "Use another.")
 
 
 def _memory(config: ConfigDict) -> Iterator[str]:

@@ -193,7 +193,15 @@ def test_every_checked_name_is_a_key_and_every_number_is_checked():
 def test_every_default_word_is_a_choice():
   config = schema.default()
   words = {key for key in _keys(config) if isinstance(validation.get(config, key), str)}
-  free = {"data.path", "policy.model", "policy.checkpoint", "answer.model", "answer.retriever.model", "sft.tokenizer"}
+  free = {
+    "data.path",
+    "data.splits",
+    "policy.model",
+    "policy.checkpoint",
+    "answer.model",
+    "answer.retriever.model",
+    "sft.tokenizer",
+  }
   free |= {"explain.path", "explain.context", "explain.question", "explain.answer", "explain.part"}
   assert words == set(validation.CHOICES) | free | {"answer.retriever.instruction", "export.out"}
 
@@ -265,7 +273,7 @@ def _set(config, name, value):
     ({"data.kinds": ("temporel",)}, "config.data.kinds: 'temporel' is no kind of question of this data set"),
     ({"data.name": "locomo"}, "config.data.path: data set 'locomo' needs a file"),
     ({"data.name": "locomo", "data.path": "none.json"}, "config.data.path: there is no file at 'none.json'"),
-    ({"data.name": "locomo", "data.split": "eval"}, "config.data.split: LoCoMo is cut in two by config.data.holdout"),
+    ({"data.name": "locomo", "data.split": "eval"}, "config.data.split: locomo is cut in two by config.data.holdout"),
     ({"job": "sft", "sft.init.kv_heads": 3}, "config.sft.init.kv_heads: does not divide config.sft.init.heads=4"),
     ({"job": "sft", "sft.init.head_size": 33}, "config.sft.init.head_size: rotary positions turn pairs"),
   ],

@@ -13,6 +13,43 @@ _TIME_ON_DAY = re.compile(
   re.IGNORECASE,
 )
 
+_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_WEEKDAY = re.compile(r"(\d{4})/(\d{2})/(\d{2}) \((\w{3})\) (\d{2}):(\d{2})", re.ASCII)
+
+
+def parse_weekday(text: str) -> str:
+  """Turns LongMemEval's "2023/05/20 (Sat) 02:21" into "2023-05-20T02:21".
+
+  Raises:
+    ValueError: the text is not of that form, no such day or time exists, or it is another day of the week.
+  """
+  match = _WEEKDAY.fullmatch(text.strip())
+  if match is None:
+    raise ValueError(f"{checks.shown(text)} is not a date like '2023/05/20 (Sat) 02:21'")
+  name = match[4]
+  try:
+    date = datetime.datetime(int(match[1]), int(match[2]), int(match[3]), int(match[5]), int(match[6]))
+  except ValueError as error:
+    raise ValueError(f"{text!r} is not a date: {error}") from error
+  if name != _DAYS[date.weekday()]:
+    raise ValueError(f"{text!r} is not a date: that day is a {_DAYS[date.weekday()]}")
+  return date.isoformat(timespec="minutes")
+
+
+_DAY = re.compile(r"(?P<month>[a-z]+)\.?\s+(?P<day>\d{1,2}),?\s+(?P<year>\d{4})", re.IGNORECASE | re.ASCII)
+
+
+def loose(text: str) -> str:
+  """A date in one of PerLTQA's forms, "May 12, 2022" or "2022-05-12 10:00", as ISO-8601; "" for any other words."""
+  match = _DAY.fullmatch(text.strip())
+  try:
+    if match is None:
+      return iso("", text.strip())
+    month = _MONTHS[match["month"][:3].lower()]
+    return datetime.date(int(match["year"]), month, int(match["day"])).isoformat()
+  except (KeyError, ValueError):
+    return ""
+
 
 def parse(text: str) -> str:
   """Turns LoCoMo's "1:56 pm on 8 May, 2023" into "2023-05-08T13:56", whatever the language of the machine.

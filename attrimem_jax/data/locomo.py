@@ -5,25 +5,22 @@ dates of sessions that were never written. Each is mended or kept by a stated ru
 dropped silently, and a file that is not LoCoMo is an error that names the place.
 """
 
-import collections
-import dataclasses
 import enum
-import json
-import os
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attrimem_jax import checks
-from attrimem_jax.data import dates
+from attrimem_jax.data import dates, reading
+from attrimem_jax.data.reading import Log, Report
 from attrimem_jax.types import Episode, History, Module, Note, Question, Session, Turn
-
-ENVIRONMENT = "ATTRIMEM_DATA"
 
 # The data set's own meaning of its numbers; several readers of LoCoMo mislabel 1, 3 and 4.
 CATEGORIES: Mapping[int, str] = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single-hop", 5: "adversarial"}
 ADVERSARIAL = CATEGORIES[5]
+KINDS = tuple(CATEGORIES.values())
+NOTES = True  # its observations
 
 
 class Change(enum.StrEnum):
@@ -50,30 +47,8 @@ class Change(enum.StrEnum):
   NOTE_WITHOUT_SESSION = "observation about a session that does not exist, left out"
 
 
-@dataclasses.dataclass(frozen=True)
-class Report:
-  """What a file holds, and every irregularity in it with the ids of the places."""
-
-  file: str
-  conversations: int
-  sessions: int
-  turns: int
-  images: int  # turns whose text carries a caption
-  questions: Mapping[str, int]  # by kind
-  changes: Mapping[Change, tuple[str, ...]]
-
-  def text(self) -> str:
-    """The report for people, with the meaning of the category numbers."""
-    kinds = ", ".join(f"{number} {name} {self.questions.get(name, 0)}" for number, name in CATEGORIES.items())
-    head = f"{self.file}: {self.conversations} conversations, {self.sessions} sessions, {self.turns} turns"
-    lines = [f"{head} ({self.images} with an image caption), {sum(self.questions.values())} questions ({kinds})"]
-    for change, places in self.changes.items():
-      more = f" and {len(places) - 5} more" if len(places) > 5 else ""
-      lines.append(f"  {len(places):4d}  {change}: {', '.join(places[:5])}{more}")
-    return "\n".join(lines)
-
-
-Log = dict[Change, list[str]]
+_FORMAT = reading.Format("LoCoMo")
+_LABELS = {name: f"{number} {name}" for number, name in CATEGORIES.items()}
 
 
 def read(path: str | pathlib.Path = "") -> tuple[tuple[Episode, ...], Report]:
@@ -85,49 +60,23 @@ def read(path: str | pathlib.Path = "") -> tuple[tuple[Episode, ...], Report]:
   Raises:
     ValueError: there is no such file, or it is not LoCoMo; the message names file and field.
   """
-  file = resolve(path)
-  return parse(_load(file), str(file))
-
-
-def resolve(path: str | pathlib.Path = "") -> pathlib.Path:
-  """The file meant by `path`, or by ATTRIMEM_DATA where `path` is empty; ValueError where there is none."""
-  if not isinstance(path, str | pathlib.Path):
-    raise ValueError(f"The LoCoMo file is {checks.shown(path)}: give a path.")
-  chosen = os.fspath(path) or os.environ.get(ENVIRONMENT, "")
-  if not chosen:
-    raise ValueError(
-      f"LoCoMo needs a file: set config.data.path or {ENVIRONMENT} (third_party/datasets.toml says whence)."
-    )
-  file = pathlib.Path(os.path.expanduser(chosen))
-  if not file.is_file():
-    raise ValueError(f"There is no file at {chosen!r}: correct config.data.path or {ENVIRONMENT}.")
-  return file
-
-
-def split(episodes: Sequence[Episode], name: str, holdout: int) -> tuple[Episode, ...]:
-  """The conversations for "train", or the last `holdout` ones, which training never sees, for "test"."""
-  if name not in ("train", "test"):
-    raise ValueError(f"LoCoMo has no split {name!r}: use train or test.")
-  if not 0 < holdout < len(episodes):
-    raise ValueError(
-      f"config.data.holdout is {holdout} of {len(episodes)} conversations: leave at least one on each side."
-    )
-  return tuple(episodes[-holdout:] if name == "test" else episodes[:-holdout])
+  file = _FORMAT.resolve(path)
+  return parse(_FORMAT.load(file), str(file))
 
 
 def parse(data: Any, file: str) -> tuple[tuple[Episode, ...], Report]:
   """As `read`, of JSON that is loaded already; `file` is its name in messages and in the report."""
-  conversations = _typed(data, list, file)
+  conversations = _FORMAT.typed(data, list, file)
   if not conversations:
-    raise _not_locomo(file, "the list is empty")
+    raise _FORMAT.error(file, "the list is empty")
   log: Log = {}
   episodes = []
   for index, item in enumerate(conversations):
     where = f"{file}[{index}]"
-    episodes.append(_episode(_typed(item, dict, where), where, log))
-  _unique([episode.history.id for episode in episodes], file)
+    episodes.append(_episode(_FORMAT.typed(item, dict, where), where, log))
+  _FORMAT.unique([episode.history.id for episode in episodes], "sample_id", file)
   images = sum(_caption(turn) is not None for item in conversations for turn in _raw_turns(item["conversation"]))
-  return tuple(episodes), _report(file, episodes, images, log)
+  return tuple(episodes), reading.report(file, episodes, Change, log, images=images, labels=_LABELS)
 
 
 _SESSION = re.compile(r"session_(\d+)")
@@ -135,97 +84,22 @@ _SESSION_DATE = re.compile(r"session_(\d+)_date_time")
 _OBSERVATION = re.compile(r"session_(\d+)_observation")
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _EVIDENCE = re.compile(r"D:?([0-9]{1,9}):([0-9]{1,9})")
-_ZERO_WIDTH = re.compile("[\u200b\u2060\ufeff]")  # not the joiner U+200D, which holds emoji together
-
-
-def _load(file: pathlib.Path) -> Any:
-  try:
-    return json.loads(file.read_bytes(), object_pairs_hook=_object)
-  except OSError as error:
-    raise ValueError(
-      f"{file} cannot be read ({error.strerror}): correct config.data.path or the file's rights."
-    ) from None
-  except UnicodeDecodeError as error:
-    raise _not_locomo(str(file), f"not a text file ({error.reason} at byte {error.start}); unpack it first") from error
-  except json.JSONDecodeError as error:
-    what = f"broken or cut JSON at line {error.lineno}, column {error.colno} ({error.msg})"
-    raise _not_locomo(str(file), what) from error
-  except RecursionError:
-    raise _not_locomo(str(file), "lists or objects nested too deeply") from None
-  except ValueError as error:  # a key that stands twice, a number of thousands of digits
-    raise _not_locomo(str(file), str(error)) from None
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-  """A JSON object; of two equal keys json would keep the later one without a word."""
-  item = dict(pairs)
-  if len(item) < len(pairs):
-    key, _ = collections.Counter(key for key, _ in pairs).most_common(1)[0]
-    raise ValueError(f"key {key!r} stands twice in one object")
-  return item
-
-
-def _not_locomo(where: str, what: str) -> ValueError:
-  return ValueError(f"{where}: not a LoCoMo file: {what}. Compare with the one that third_party/datasets.toml names.")
-
-
-_WORDS = {list: "a list", dict: "an object", str: "text", int: "a whole number"}
-
-
-def _typed(value: Any, kind: type, where: str) -> Any:
-  if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-    raise _not_locomo(where, f"expected {_WORDS[kind]}, got {type(value).__name__}")
-  if kind is str:
-    try:
-      checks.text("the text", value)
-    except ValueError as error:
-      raise _not_locomo(where, str(error)) from None
-  return value
-
-
-def _field(item: Mapping[str, Any], name: str, kind: type, where: str) -> Any:
-  if name not in item:
-    raise _not_locomo(where, f"field {name!r} is missing among {', '.join(map(repr, list(item)[:8])) or 'no fields'}")
-  return _typed(item[name], kind, f"{where}.{name}")
-
-
-def _unique(ids: Sequence[str], file: str) -> None:
-  repeated = [name for name, count in collections.Counter(ids).items() if count > 1]
-  if repeated:
-    raise _not_locomo(file, f"sample_id {repeated[0]!r} stands twice")
-
-
-def _note(log: Log, change: Change, place: str) -> None:
-  log.setdefault(change, []).append(place)
 
 
 def _trim(text: str, place: str, log: Log) -> str:
   if text != text.strip():
-    _note(log, Change.TRIMMED, place)
+    reading.note(log, Change.TRIMMED, place)
   return text.strip()
 
 
-def _report(file: str, episodes: Sequence[Episode], images: int, log: Log) -> Report:
-  sessions = [session for episode in episodes for session in episode.history.sessions]
-  return Report(
-    file=file,
-    conversations=len(episodes),
-    sessions=len(sessions),
-    turns=sum(len(session.turns) for session in sessions),
-    images=images,
-    questions=dict(collections.Counter(question.kind for episode in episodes for question in episode.questions)),
-    changes={change: tuple(log[change]) for change in Change if change in log},
-  )
-
-
 def _episode(item: Mapping[str, Any], where: str, log: Log) -> Episode:
-  name = _field(item, "sample_id", str, where)
-  conversation = _field(item, "conversation", dict, where)
+  name = _FORMAT.field(item, "sample_id", str, where)
+  conversation = _FORMAT.field(item, "conversation", dict, where)
   numbered = _sessions(conversation, name, f"{where}.conversation", log)
   history = History(name, tuple(session for _, session in numbered))
-  questions = _questions(_field(item, "qa", list, where), history, f"{where}.qa", log)
+  questions = _questions(_FORMAT.field(item, "qa", list, where), history, f"{where}.qa", log)
   positions = {number: position for position, (number, _) in enumerate(numbered)}
-  observation = _typed(item.get("observation", {}), dict, f"{where}.observation")
+  observation = _FORMAT.typed(item.get("observation", {}), dict, f"{where}.observation")
   return Episode(history, questions, _notes(observation, positions, name, f"{where}.observation", log))
 
 
@@ -237,10 +111,10 @@ def _numbered(conversation: Mapping[str, Any], pattern: re.Pattern[str], where: 
     if match is None:
       continue
     if not _NUMBER.fullmatch(match[1]):
-      raise _not_locomo(where, f"key {checks.shown(key)} has no number of up to nine digits 0 to 9")
+      raise _FORMAT.error(where, f"key {checks.shown(key)} has no number of up to nine digits 0 to 9")
     other = found.setdefault(int(match[1]), key)
     if other is not key:
-      raise _not_locomo(where, f"keys {other!r} and {key!r} have the same number")
+      raise _FORMAT.error(where, f"keys {other!r} and {key!r} have the same number")
   return dict(sorted(found.items()))
 
 
@@ -252,37 +126,37 @@ def _sessions(conversation: Mapping[str, Any], name: str, where: str, log: Log) 
   """The sessions that have turns, with their numbers, in the order of the numbers."""
   date_keys, keys = _numbered(conversation, _SESSION_DATE, where), _numbered(conversation, _SESSION, where)
   for number in sorted(date_keys.keys() - keys.keys()):
-    _note(log, Change.DATE_WITHOUT_SESSION, f"{name}:session_{number}")
-  speakers = {_field(conversation, key, str, where) for key in ("speaker_a", "speaker_b")}
+    reading.note(log, Change.DATE_WITHOUT_SESSION, f"{name}:session_{number}")
+  speakers = {_FORMAT.field(conversation, key, str, where) for key in ("speaker_a", "speaker_b")}
   sessions: list[tuple[int, Session]] = []
   for number, key in keys.items():
-    turns = _turns(_field(conversation, key, list, where), speakers, name, f"{where}.{key}", log)
+    turns = _turns(_FORMAT.field(conversation, key, list, where), speakers, name, f"{where}.{key}", log)
     date = _date(conversation, date_keys.get(number), f"{name}:session_{number}", where, log)
     if turns:
       sessions.append((number, Session(f"session_{number}", date, turns)))
     else:
-      _note(log, Change.EMPTY_SESSION, f"{name}:session_{number}")
+      reading.note(log, Change.EMPTY_SESSION, f"{name}:session_{number}")
   if not sessions:
-    raise _not_locomo(where, "the conversation has no sessions")
+    raise _FORMAT.error(where, "the conversation has no sessions")
   _check_order([session for _, session in sessions], name, log)
   return sessions
 
 
 def _date(conversation: Mapping[str, Any], key: str | None, place: str, where: str, log: Log) -> str:
   if key is None:
-    _note(log, Change.SESSION_WITHOUT_DATE, place)
+    reading.note(log, Change.SESSION_WITHOUT_DATE, place)
     return ""
   try:
-    return dates.parse(_field(conversation, key, str, where))
+    return dates.parse(_FORMAT.field(conversation, key, str, where))
   except ValueError as error:
-    raise _not_locomo(f"{where}.{key}", str(error)) from error
+    raise _FORMAT.error(f"{where}.{key}", str(error)) from error
 
 
 def _check_order(sessions: Sequence[Session], name: str, log: Log) -> None:
   latest = ""
   for session in sessions:
     if session.date and session.date < latest:
-      _note(log, Change.DATE_OUT_OF_ORDER, f"{name}:{session.id}")
+      reading.note(log, Change.DATE_OUT_OF_ORDER, f"{name}:{session.id}")
     latest = max(latest, session.date)
 
 
@@ -290,22 +164,24 @@ def _turns(items: list[Any], speakers: set[str], name: str, where: str, log: Log
   turns: list[Turn] = []
   for index, item in enumerate(items):
     place = f"{where}[{index}]"
-    raw = _typed(item, dict, place)
-    turn = Turn(_field(raw, "speaker", str, place), _said(raw, name, place, log), _field(raw, "dia_id", str, place))
+    raw = _FORMAT.typed(item, dict, place)
+    turn = Turn(
+      _FORMAT.field(raw, "speaker", str, place), _said(raw, name, place, log), _FORMAT.field(raw, "dia_id", str, place)
+    )
     if turn.speaker not in speakers:
-      _note(log, Change.UNKNOWN_SPEAKER, f"{name}:{turn.id}")
+      reading.note(log, Change.UNKNOWN_SPEAKER, f"{name}:{turn.id}")
     if not turn.text:
-      _note(log, Change.EMPTY_TURN, f"{name}:{turn.id}")
+      reading.note(log, Change.EMPTY_TURN, f"{name}:{turn.id}")
     if any(turn.id == other.id for other in turns):
-      _note(log, Change.REPEATED_TURN, f"{name}:{turn.id}")
+      reading.note(log, Change.REPEATED_TURN, f"{name}:{turn.id}")
     turns.append(turn)
   return tuple(turns)
 
 
 def _said(turn: Mapping[str, Any], name: str, where: str, log: Log) -> str:
   """The words of a turn, and what its image shows, since some answers stand only there."""
-  text = _trim(_field(turn, "text", str, where), f"{name}:{turn.get('dia_id')}", log)
-  _typed(turn.get("blip_caption") or "", str, f"{where}.blip_caption")
+  text = _trim(_FORMAT.field(turn, "text", str, where), f"{name}:{turn.get('dia_id')}", log)
+  _FORMAT.typed(turn.get("blip_caption") or "", str, f"{where}.blip_caption")
   caption = _caption(turn)
   return text if caption is None else f"{text} [shares an image: {caption}]".lstrip()
 
@@ -322,20 +198,20 @@ def _notes(
   notes = []
   for number, key in _numbered(observation, _OBSERVATION, where).items():
     if number not in positions:
-      _note(log, Change.NOTE_WITHOUT_SESSION, f"{name}:{key}")
+      reading.note(log, Change.NOTE_WITHOUT_SESSION, f"{name}:{key}")
       continue
-    for speaker, items in _typed(observation[key], dict, f"{where}.{key}").items():
-      _typed(speaker, str, f"{where}.{key}")
-      for index, item in enumerate(_typed(items, list, f"{where}.{key}.{speaker}")):
+    for speaker, items in _FORMAT.typed(observation[key], dict, f"{where}.{key}").items():
+      _FORMAT.typed(speaker, str, f"{where}.{key}")
+      for index, item in enumerate(_FORMAT.typed(items, list, f"{where}.{key}.{speaker}")):
         text = _observed(item, f"{where}.{key}.{speaker}[{index}]")
         notes.append(Note(positions[number], Module.SEMANTIC, text))
   return tuple(notes)
 
 
 def _observed(item: Any, where: str) -> str:
-  if not _typed(item, list, where):
-    raise _not_locomo(where, "an observation without text")
-  return _typed(item[0], str, f"{where}[0]").strip()
+  if not _FORMAT.typed(item, list, where):
+    raise _FORMAT.error(where, "an observation without text")
+  return _FORMAT.typed(item[0], str, f"{where}[0]").strip()
 
 
 def _questions(items: list[Any], history: History, where: str, log: Log) -> tuple[Question, ...]:
@@ -345,28 +221,29 @@ def _questions(items: list[Any], history: History, where: str, log: Log) -> tupl
   questions: list[Question] = []
   for index, item in enumerate(items):
     place = f"{where}[{index}]"
-    raw, name = _typed(item, dict, place), f"{history.id}:q{index}"
-    text = _clean(_field(raw, "question", str, place), name, log)
+    raw, name = _FORMAT.typed(item, dict, place), f"{history.id}:q{index}"
+    text = _clean(_FORMAT.field(raw, "question", str, place), name, log)
     if not text:
-      raise _not_locomo(f"{place}.question", "a question without text")
+      raise _FORMAT.error(f"{place}.question", "a question without text")
     kind = _kind(raw, place)
-    evidence = _evidence(_field(raw, "evidence", list, place), turns, name, place, log)
+    evidence = _evidence(_FORMAT.field(raw, "evidence", list, place), turns, name, place, log)
     questions.append(Question(name, text, _answers(raw, kind, name, place, log), kind, evidence, date))
   _check_repeats(questions, log)
   return tuple(questions)
 
 
 def _kind(item: Mapping[str, Any], where: str) -> str:
-  category = _field(item, "category", int, where)
+  category = _FORMAT.field(item, "category", int, where)
   if category not in CATEGORIES:
-    raise _not_locomo(f"{where}.category", f"category {category} is none of {', '.join(map(str, CATEGORIES))}")
+    raise _FORMAT.error(f"{where}.category", f"category {category} is none of {', '.join(map(str, CATEGORIES))}")
   return CATEGORIES[category]
 
 
 def _clean(text: str, name: str, log: Log) -> str:
-  if _ZERO_WIDTH.search(text):
-    _note(log, Change.ZERO_WIDTH, name)
-  return _trim(_ZERO_WIDTH.sub("", text), name, log)
+  visible = reading.without_zero_width(text)
+  if visible != text:
+    reading.note(log, Change.ZERO_WIDTH, name)
+  return _trim(visible, name, log)
 
 
 def _answers(item: Mapping[str, Any], kind: str, name: str, where: str, log: Log) -> tuple[str, ...]:
@@ -374,29 +251,27 @@ def _answers(item: Mapping[str, Any], kind: str, name: str, where: str, log: Log
   if kind == ADVERSARIAL:
     if "answer" not in item:
       return ()
-    _note(log, Change.ADVERSARIAL_WITH_ANSWER, name)
+    reading.note(log, Change.ADVERSARIAL_WITH_ANSWER, name)
   answer = item.get("answer")
   if isinstance(answer, (int, float)) and not isinstance(answer, bool):
-    if not abs(answer) < 1e300:  # json reads NaN, Infinity and 1e999
-      raise _not_locomo(f"{where}.answer", f"the number {checks.shown(answer)} is no answer")
-    _note(log, Change.NUMBER, name)
-    return (str(answer),)
-  text = _clean(_field(item, "answer", str, where), name, log)
+    reading.note(log, Change.NUMBER, name)
+    return (_FORMAT.number(answer, f"{where}.answer"),)
+  text = _clean(_FORMAT.field(item, "answer", str, where), name, log)
   if not text:
-    raise _not_locomo(f"{where}.answer", "an answer without text")
+    raise _FORMAT.error(f"{where}.answer", "an answer without text")
   return (text,)
 
 
 def _evidence(items: list[Any], turns: set[str], name: str, where: str, log: Log) -> tuple[str, ...]:
   found: list[str] = []
   for index, item in enumerate(items):
-    parts = re.split(r"[;,\s]+", _typed(item, str, f"{where}.evidence[{index}]").strip("; ,\t\n"))
+    parts = re.split(r"[;,\s]+", _FORMAT.typed(item, str, f"{where}.evidence[{index}]").strip("; ,\t\n"))
     if len(parts) > 1:
-      _note(log, Change.JOINED_EVIDENCE, f"{name} {item!r}")
+      reading.note(log, Change.JOINED_EVIDENCE, f"{name} {item!r}")
     found.extend(_turn_id(part, turns, name, log) for part in parts)
   kept = tuple(dict.fromkeys(turn for turn in found if turn))
   if not items:
-    _note(log, Change.NO_EVIDENCE, name)
+    reading.note(log, Change.NO_EVIDENCE, name)
   return kept
 
 
@@ -406,11 +281,11 @@ def _turn_id(text: str, turns: set[str], name: str, log: Log) -> str:
     return text
   match = _EVIDENCE.fullmatch(text)
   if match is None:
-    _note(log, Change.UNREADABLE_EVIDENCE, f"{name} {text!r}")
+    reading.note(log, Change.UNREADABLE_EVIDENCE, f"{name} {text!r}")
     return ""
   mended = f"D{int(match[1])}:{int(match[2])}"
   known = mended in turns
-  _note(log, Change.MENDED_EVIDENCE if known else Change.DANGLING_EVIDENCE, f"{name} {text!r}")
+  reading.note(log, Change.MENDED_EVIDENCE if known else Change.DANGLING_EVIDENCE, f"{name} {text!r}")
   return mended if known else ""
 
 
@@ -420,4 +295,4 @@ def _check_repeats(questions: Sequence[Question], log: Log) -> None:
     earlier = first.setdefault(question.text, question)
     if earlier is not question:
       same = earlier.answers == question.answers
-      _note(log, Change.REPEATED_QUESTION if same else Change.CONTRADICTORY_QUESTION, question.id)
+      reading.note(log, Change.REPEATED_QUESTION if same else Change.CONTRADICTORY_QUESTION, question.id)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from ml_collections import ConfigDict
 
-from attrimem_jax.data import locomo, synthetic
+from attrimem_jax.data import benchmarks, synthetic
 from attrimem_jax.jobs import setup
 from attrimem_jax.memory import bank as banks
 from attrimem_jax.memory.bank import Bank
@@ -45,19 +45,38 @@ class Tasks:
     self._world = setup.world(config)
     self.report = ""
     self._finite: dict[str, tuple[Episode, ...]] = {}
-    if config.data.name == "locomo":
-      episodes, report = locomo.read(config.data.path)
+    self._made: dict[tuple[str, int], Episode] = {}
+    if config.data.name in benchmarks.READERS:
+      episodes, report = benchmarks.READERS[config.data.name].read(config.data.path)
       self.report = report.text()
+      table = benchmarks.read_splits(config.data.splits) if config.data.splits else None
       for split in {config.data.split, config.eval.split}:
-        self._finite[split] = tuple(map(self._fitted, locomo.split(episodes, split, config.data.holdout)))
+        self._finite[split] = (
+          benchmarks.holdout(episodes, split, config.data.holdout)
+          if table is None
+          else benchmarks.named(episodes, table, split)
+        )
+      self.report += self._shared()
     self._require_questions()
 
+  def _shared(self) -> str:
+    """A line on what training and evaluation have in common, if they should not."""
+    config = self._config
+    if config.job != "train" or config.data.split == config.eval.split:
+      return ""
+    found = benchmarks.overlap(self._finite[config.data.split], self._finite[config.eval.split])
+    return "".join(
+      f"\n  {len(places):4d}  {what} of split {config.eval.split!r} that split {config.data.split!r} holds too: "
+      f"{', '.join(places[:5])}"
+      for what, places in found.items()
+    )
+
   def _require_questions(self) -> None:
-    """Looks at the first 64 conversations of each split."""
+    """Looks at all conversations of each split, or the first 64 where there is no end of them."""
     config = self._config
     splits = {"eval": config.eval.split} | ({"data": config.data.split} if config.job == "train" else {})
     for part, split in splits.items():
-      some = [self._episode(split, i) for i in range(min(64, len(self._finite.get(split, range(64)))))]
+      some = self._finite[split] if split in self._finite else [self._episode(split, i) for i in range(64)]
       if not any(of_kinds(episode.questions, config.data.kinds) for episode in some):
         kinds = f" of the kinds {', '.join(config.data.kinds)}" if config.data.kinds else ""
         raise ValueError(
@@ -101,8 +120,14 @@ class Tasks:
       episodes = self._finite[split]
       epoch, place = divmod(number, len(episodes))
       order = np.random.default_rng(np.random.SeedSequence([self._config.seed, 3, epoch])).permutation(len(episodes))
-      return episodes[order[place]]
+      return self._fit(split, int(order[place]))
     return synthetic.episode(self._world, split, self._config.data.seed, number)
+
+  def _fit(self, split: str, place: int) -> Episode:
+    """Made when first asked for: a haystack takes a second to tokenise, and a run may need few of them."""
+    if (split, place) not in self._made:
+      self._made[split, place] = self._fitted(self._finite[split][place])
+    return self._made[split, place]
 
   def _fitted(self, episode: Episode) -> Episode:
     """Leaves out or divides what would not fit the prompt. Notes of a divided session belong to its last part: a bank

@@ -338,17 +338,6 @@ def test_the_path_may_come_from_the_environment(conversation, tmp_path, monkeypa
     locomo.read()
 
 
-def test_split_holds_the_last_conversations_back():
-  assert locomo.split("abcde", "train", 2) == ("a", "b", "c")
-  assert locomo.split("abcde", "test", 2) == ("d", "e")
-
-
-@pytest.mark.parametrize(("name", "holdout"), [("eval", 1), ("test", 0), ("train", 5)])
-def test_split_refuses(name, holdout):
-  with pytest.raises(ValueError):
-    locomo.split("abcde", name, holdout)
-
-
 def test_real_conversations(shared_data):
   """Counts taken from the file by a script of its own; they change only with the file."""
   episodes, report = locomo.read(shared_data / "locomo" / "locomo8.dev.json")
