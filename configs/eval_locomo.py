@@ -3,8 +3,8 @@
   python -m attrimem_jax.main --config=configs/eval_locomo.py:smollm2 --config.data.path=locomo10.json
 
 Presets are those of `grpo_token.py`; `--workdir` names a run whose newest checkpoint writes.
-`--config.eval.memory=empty` asks without memory. The
-answers in `evaluate/NNN.json` get the score that LoCoMo publishes from `evaluation.benchmark.score`.
+`--config.eval.memory=empty` asks without memory. The answers in
+`evaluate/NNN.json` get the score that LoCoMo publishes from `evaluation.benchmark.score`.
 """
 
 import pathlib

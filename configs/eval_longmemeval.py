@@ -4,8 +4,8 @@
     --config.data.splits=splits.json --config.eval.split=test
 
 Presets are those of `grpo_token.py`; `--workdir` names a run whose newest checkpoint writes.
-`--config.eval.memory=empty` asks without memory. Without a
-file of splits it asks all 500 questions. The gold of single-session-preference is a rubric, for a judge alone.
+`--config.eval.memory=empty` asks without memory. Without a file of splits it asks all 500
+questions. The gold of single-session-preference is a rubric, for a judge alone.
 """
 
 import pathlib

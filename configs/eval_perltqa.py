@@ -3,8 +3,8 @@
   python -m attrimem_jax.main --config=configs/eval_perltqa.py:smollm2 --config.data.path=perltmem_en_v2.json
 
 Presets are those of `grpo_token.py`; `--workdir` names a run whose newest checkpoint writes.
-`--config.eval.memory=empty` asks without memory. The
-file of questions lies beside that of the memories.
+`--config.eval.memory=empty` asks without memory. The file of questions
+lies beside that of the memories.
 """
 
 import pathlib
