@@ -8,13 +8,13 @@ compared by line, speed by line and by token.
 """
 
 import argparse
-import json
+import contextlib
+import io
 import pathlib
-import subprocess
-import sys
 import time
 
 import numpy as np
+import peers
 
 MEMORY = """\
 - [2024-02-03] Irene moved from Leeds to a small flat in Porto.
@@ -54,9 +54,7 @@ def peer_masks(masks: int, sources: int) -> np.ndarray:
 
 
 def worker(folder: str) -> None:
-  """Answers requests {"unit", "batch"} with {"seconds", "weights", "ids"}, one line each."""
-  import contextlib
-  import io
+  """Answers requests (unit, batch) with seconds, weights and ids."""
   import warnings
 
   warnings.filterwarnings("ignore")
@@ -91,45 +89,21 @@ def worker(folder: str) -> None:
 
   tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
   model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-  answers = sys.stdout
-  print(json.dumps("ready"), file=answers, flush=True)
-  for line in sys.stdin:
-    asked = json.loads(line)
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+
+  def attribute(unit: str, batch: int) -> dict:
+    with contextlib.redirect_stderr(io.StringIO()):
       start = time.perf_counter()
       citer = ContextCiter(
-        model, tokenizer, MEMORY, QUESTION, num_ablations=MASKS, ablation_keep_prob=KEEP, batch_size=asked["batch"],
-        prompt_template=TEMPLATE, partitioner=Given(asked["unit"]),
+        model, tokenizer, MEMORY, QUESTION, num_ablations=MASKS, ablation_keep_prob=KEEP, batch_size=batch,
+        prompt_template=TEMPLATE, partitioner=Given(unit),
       )  # fmt: skip
       ids, prompt = citer._get_prompt_ids(return_prompt=True)
       citer._cache["output"] = prompt + ANSWER  # explain this answer and not one that it generates
       weights = citer.get_attributions(verbose=False)
       seconds = time.perf_counter() - start
-    found = {"seconds": seconds, "weights": weights.tolist(), "ids": list(map(int, ids))}
-    print(json.dumps(found), file=answers, flush=True)
+    return {"seconds": seconds, "weights": weights.tolist(), "ids": list(map(int, ids))}
 
-
-class Peer:
-  """context-cite behind a pipe."""
-
-  def __init__(self, python: str, folder: pathlib.Path):
-    command = [python, __file__, "--worker", str(folder)]
-    self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    self._read()
-
-  def _read(self):
-    line = self._process.stdout.readline()
-    if not line:
-      raise RuntimeError(f"context-cite's process ended with status {self._process.wait()}: its error is above")
-    return json.loads(line)
-
-  def attribute(self, unit: str, batch: int) -> dict:
-    print(json.dumps({"unit": unit, "batch": batch}), file=self._process.stdin, flush=True)
-    return self._read()
-
-  def close(self) -> None:
-    self._process.stdin.close()
-    self._process.wait()
+  peers.serve(attribute)
 
 
 # --- this project ---------------------------------------------------------------------------------------------------
@@ -204,7 +178,7 @@ def matmul_rate(model) -> float:
 
 
 def bench_context_cite(python: str, folder: pathlib.Path, model, repeats: int) -> None:
-  peer, rate = Peer(python, folder), matmul_rate(model)
+  peer, rate = peers.Peer(python, __file__, "--worker", str(folder)), matmul_rate(model)
   for unit in ("line", "token"):
     ours = Ours(model, folder, unit)
     for scorer in ("exact", "cached"):
@@ -216,7 +190,7 @@ def bench_context_cite(python: str, folder: pathlib.Path, model, repeats: int) -
     taken: dict[str, list[float]] = {}
     for _ in range(repeats):
       for batch in (1, 8):
-        answer = peer.attribute(unit, batch)
+        answer = peer.ask(unit=unit, batch=batch)
         taken.setdefault(f"context-cite, batch {batch}", []).append(answer["seconds"])
       for scorer, more in (("exact", 2 * MASKS), ("cached", 9 * MASKS)):
         seconds, weights = ours.attribute(scorer)

@@ -6,9 +6,6 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 folder="${1:-runs/peers}"
 
-if [ ! -x "$folder/venv/bin/python" ] || ! "$folder/venv/bin/python" -c "import context_cite" 2>/dev/null; then
-  python -m venv "$folder/venv"
-  "$folder/venv/bin/pip" install --quiet torch==2.13.0
-  "$folder/venv/bin/pip" install --quiet context-cite==0.0.4 "transformers>=4.57,<6"
-fi
+source launch/peers.sh
+install_peer "$folder"
 OMP_WAIT_POLICY=passive python launch/bench_attribution.py --folder="$folder" --peer="$folder/venv/bin/python"
