@@ -182,7 +182,7 @@ def tunix_worker(_: str) -> None:
       offload_to_cpu=False,
       training_config=rl_cluster.RLTrainingConfig(
         actor_optimizer=optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(RATE)), eval_every_n_steps=10**6,
-        max_steps=steps, gradient_accumulation_steps=pieces,
+        max_steps=steps, mini_batch_size=pieces, train_micro_batch_size=1,
       ),
       rollout_config=base_rollout.RolloutConfig(
         max_tokens_to_generate=new, max_prompt_length=prompt, kv_cache_size=prompt + new + 1, temperature=1.0,
