@@ -96,8 +96,10 @@ class Block(nnx.Module):
 
   def _project(self, x, name, axes=1):
     out = _dense(x, getattr(self, name)[...], axes)
-    a, b = (getattr(self, f"{name}_lora_{side}", None) for side in "ab")
-    return out if a is None else out + _dense(_dense(x, a[...], axes), b[...])
+    if not hasattr(self, f"{name}_lora_a"):
+      return out
+    a, b = (getattr(self, f"{name}_lora_{side}")[...] for side in "ab")
+    return out + _dense(_dense(x, a, axes), b)
 
 
 def _dense(x, weight, axes=1):

@@ -76,3 +76,11 @@ class Lora:
     layers, rank = len(a), self.rank
     flat = np.matmul(a.reshape(layers, -1, rank), b.reshape(layers, rank, -1)) * np.float32(self.scale)
     return flat.reshape(*a.shape[:-1], *b.shape[2:])
+
+
+def whole(lora: Lora | None, frozen: Params | None, trained: Params) -> Params:
+  """Parameters for the decoder from what a run trains: factors beside `frozen`, or all weights where `lora` is None."""
+  if lora is None:
+    return trained
+  assert frozen is not None, "low-rank factors stand beside frozen weights"
+  return lora.join(frozen, trained)

@@ -14,7 +14,7 @@ from flax import struct
 
 from attrimem_jax.nn import decoder
 from attrimem_jax.nn.config import DecoderConfig
-from attrimem_jax.nn.lora import Lora
+from attrimem_jax.nn.lora import Lora, whole
 from attrimem_jax.rl import accumulation
 from attrimem_jax.rl import optimizer as optimizers
 from attrimem_jax.rl.accumulation import Params, Totals
@@ -61,7 +61,7 @@ def make_sft_update(
     assert (frozen is not None) == (lora is not None), "frozen weights go with LoRA"
 
     def loss_fn(params: Params, micro: tuple[SftBatch, jax.Array]) -> tuple[jax.Array, Totals]:
-      return of_whole(lora.join(frozen, params) if lora else params, micro)
+      return of_whole(whole(lora, frozen, params), micro)
 
     micro_batches, tokens = _weighted(batch)
     loss, gradients, totals = accumulation.accumulate(loss_fn, state.params, micro_batches)

@@ -17,6 +17,7 @@ import optax
 from flax import struct
 
 from attrimem_jax.nn import decoder
+from attrimem_jax.nn import lora as low_rank
 from attrimem_jax.nn.config import DecoderConfig
 from attrimem_jax.nn.lora import Lora
 from attrimem_jax.rl import accumulation
@@ -89,7 +90,7 @@ def make_update(
   def update(state: TrainState, reference_params: Params | None, batch: Batch) -> tuple[TrainState, Metrics]:
     needed = settings.kl_coefficient != 0 or lora is not None
     assert (reference_params is not None) == needed, "a reference policy goes with a KL coefficient, or with LoRA"
-    whole = functools.partial(lora.join, reference_params) if lora else lambda params: params
+    whole = functools.partial(low_rank.whole, lora, reference_params)
     reference = reference_params if settings.kl_coefficient else None
     loss_fn = functools.partial(_loss, logprobs, settings, reference, whole)
     micro_batches, tokens = _weighted(batch, settings)

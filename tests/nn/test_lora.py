@@ -93,7 +93,7 @@ def test_gradients_are_those_of_finite_differences_and_none_is_of_a_frozen_weigh
 
 
 def test_the_backward_pass_leaves_out_the_gradients_of_whole_matrices():
-  """Of the three products of a matrix (forward, of inputs, of weights) the last is gone: by the compiler's own count."""
+  """Of the three products of a matrix (forward, inputs, weights) the last is gone, by the compiler's own count."""
   config = oracle.DecoderConfig(64, 64, 2, 4, 2, 16, 256)
   lora = Lora(1, 1.0, tuple(TARGETS))
   params, factors = decoder.abstract(config), lora.abstract(config)
