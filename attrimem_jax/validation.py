@@ -82,6 +82,7 @@ _AT_LEAST: Mapping[str, float] = {
   "rl.kl": 0,
   "rl.micro_batches": 1,
   "lora.rank": 1,
+  "lora.alpha": 1e-6,  # at 0 the factors would count for nothing
   "optim.lr": 0,
   "optim.warmup": 0,
   "optim.weight_decay": 0,
@@ -369,8 +370,6 @@ def _lora(config: ConfigDict) -> Iterator[str]:
   if len(set(targets)) < len(targets) or not set(targets) <= set(TARGETS):
     mend = f"Choose from {', '.join(TARGETS)}, or use () to train all weights."
     yield _problem(config, "lora.targets", "must be different matrices of a layer", mend)
-  if not (math.isfinite(config.lora.alpha) and config.lora.alpha > 0):
-    yield _problem(config, "lora.alpha", "must be a finite number above 0", "Use the rank, or twice the rank.")
   if targets and config.optim.name == "muon":
     what = "orthogonalises whole matrices, of which low-rank factors (config.lora.targets) have none"
     yield _problem(config, "optim.name", what, "Use adamw.")
