@@ -231,7 +231,7 @@ def _cross_checks(config: ConfigDict) -> Iterator[str]:
     yield from _batch(config)
   if config.job in ("train", "sft") and config.optim.warmup > config.train.steps:
     yield _problem(config, "optim.warmup", f"is longer than config.train.steps={config.train.steps}", "Shorten it.")
-  if config.job in ("train", "sft", "plan"):
+  if config.job in ("train", "sft", "evaluate", "plan"):
     yield from _lora(config)
   if config.job == "sft":
     yield from _init(config)

@@ -387,4 +387,4 @@ def _advice(config: ConfigDict, found: dict, total: int) -> Iterator[str]:
     yield "  more devices along config.mesh.fsdp split weights and moments"
     if not config.lora.targets:
       targets = ",".join(map(repr, TARGETS))
-      yield f"  config.lora.targets=({targets}) trains low-rank factors: moments and gradients of these alone"
+      yield f'  --config.lora.targets="({targets})" leaves moments and gradients of low-rank factors alone'

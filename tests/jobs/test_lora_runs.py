@@ -85,6 +85,16 @@ def test_the_export_is_the_merged_model_and_a_new_run_begins_from_it(whole, comm
 
 
 @pytest.mark.slow
+def test_an_evaluation_of_the_merged_model_is_that_of_the_run(whole, command):
+  _done(command(whole, "--config.job=evaluate"))
+  found = json.loads((whole / "evaluate" / "000.json").read_text())["metrics"]
+  last = next(row for row in reversed(_metrics(whole)) if "eval/accuracy" in row)
+  assert {name: found[name] for name in ("accuracy", "questions", "memory_tokens")} == {
+    name: last[f"eval/{name}"] for name in ("accuracy", "questions", "memory_tokens")
+  }
+
+
+@pytest.mark.slow
 def test_a_supervised_run_ends_with_the_merged_model(command, tiny, tmp_path):
   widths = [f"--config.sft.widths.{n}={w}" for n, w in (("rows", 2), ("prefix", 256), ("prompt", 128))]
   small = (
