@@ -29,6 +29,7 @@ def default() -> ConfigDict:
   config.explain = _explain()
   config.rl = _rl()
   config.optim = _optim()
+  config.lora = _lora()
   config.train = _train()
   config.eval = _eval()
   config.sft = _sft()
@@ -165,6 +166,15 @@ def _optim() -> ConfigDict:
   optim.b2 = 0.999
   optim.eps = 1e-8
   return optim
+
+
+def _lora() -> ConfigDict:
+  """Low-rank factors beside frozen weights are trained instead of the weights, if any targets are named."""
+  lora = ConfigDict()
+  lora.targets = ()  # matrices of every layer: of q, k, v, o, gate, up, down; () trains all weights and has no factors
+  lora.rank = 16
+  lora.alpha = 32.0  # the product of the factors counts alpha / rank times
+  return lora
 
 
 def _train() -> ConfigDict:

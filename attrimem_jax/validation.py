@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from attrimem_jax import checks
 from attrimem_jax.attribution.ablations import LEVELS
 from attrimem_jax.data import benchmarks, reading, synthetic
+from attrimem_jax.nn.lora import TARGETS
 from attrimem_jax.types import Module
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ _AT_LEAST: Mapping[str, float] = {
   "rl.clip_high": 0,
   "rl.kl": 0,
   "rl.micro_batches": 1,
+  "lora.rank": 1,
+  "lora.alpha": 1e-6,  # at 0 the factors would count for nothing
   "optim.lr": 0,
   "optim.warmup": 0,
   "optim.weight_decay": 0,
@@ -123,6 +126,7 @@ _AT_LEAST: Mapping[str, float] = {
 
 # The greatest value of a key. What lies beyond is a slip of the keyboard: it would run for days before it failed.
 _AT_MOST: Mapping[str, float] = {
+  "lora.rank": 4096,
   "optim.lr": 1.0,
   "seed": checks.SEEDS,
   "data.seed": checks.SEEDS,
@@ -237,6 +241,8 @@ def _cross_checks(config: ConfigDict) -> Iterator[str]:
     yield from _batch(config)
   if config.job in ("train", "sft") and config.optim.warmup > config.train.steps:
     yield _problem(config, "optim.warmup", f"is longer than config.train.steps={config.train.steps}", "Shorten it.")
+  if config.job in ("train", "sft", "evaluate", "plan"):
+    yield from _lora(config)
   if config.job == "sft":
     yield from _init(config)
 
@@ -391,6 +397,19 @@ def _batch(config: ConfigDict) -> Iterator[str]:
       f"leaves micro-batches of {prefixes // pieces} sessions, which do not split over {shards} devices (data x fsdp)"
     )
     yield _problem(config, "rl.micro_batches", what, "Lower it, or raise config.rollout.histories.")
+
+
+def _lora(config: ConfigDict) -> Iterator[str]:
+  targets = list(config.lora.targets)
+  if len(set(targets)) < len(targets) or not set(targets) <= set(TARGETS):
+    mend = f"Choose from {', '.join(TARGETS)}, or use () to train all weights."
+    yield _problem(config, "lora.targets", "must be different matrices of a layer", mend)
+  if targets and config.optim.name == "muon":
+    what = "orthogonalises whole matrices, of which low-rank factors (config.lora.targets) have none"
+    yield _problem(config, "optim.name", what, "Use adamw.")
+  if targets and config.job == "sft" and config.sft.from_scratch:
+    what = "would freeze random weights and train factors beside them (config.lora.targets)"
+    yield _problem(config, "sft.from_scratch", what, "Use False, or config.lora.targets=().")
 
 
 def _mesh(config: ConfigDict, devices: int | None) -> Iterator[str]:

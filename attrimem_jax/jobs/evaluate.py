@@ -16,6 +16,7 @@ from attrimem_jax.jobs.run import Run
 from attrimem_jax.jobs.tasks import Task
 from attrimem_jax.memory import bank as banks
 from attrimem_jax.memory.bank import Bank
+from attrimem_jax.nn import sharding
 from attrimem_jax.rl.teaching import write_as_teacher
 from attrimem_jax.rollout.writing import Rollout
 
@@ -29,7 +30,7 @@ def run_evaluate(config: ConfigDict, run: Run) -> None:
   trainer = Trainer(config, run)
   policy, step = config.eval.memory == "policy", run.newest or 0
   if policy:
-    done = trainer.evaluate(setup.newest_params(run, trainer.policy))
+    done = trainer.evaluate(sharding.place(setup.newest_params(run, trainer.policy), trainer.mesh))
     subject = f"step {step} of {run.workdir}" if run.newest else f"{trainer.policy.name}, untrained"
   else:
     done, subject = _ask_given(config, trainer), f"{config.eval.memory} memory"

@@ -50,7 +50,7 @@ class Run:
     if config.job in TRAINING:
       _make(self.workdir)
       self._lock = _lock(self.workdir)
-      self._earlier = _earlier(self.workdir / "config.json")
+      self._earlier = earlier_config(self.workdir / "config.json")
       _check_same(self.workdir, self._earlier, config)
       self._pinned = self._earlier.get("pinned", {})
       self._checkpoints = Checkpoints(self._folder, keep=config.train.keep_checkpoints)
@@ -191,7 +191,7 @@ def _plain(config: ConfigDict) -> dict[str, Any]:
   return json.loads(json.dumps(config.to_dict()))
 
 
-def _earlier(file: pathlib.Path) -> dict[str, Any]:
+def earlier_config(file: pathlib.Path) -> dict[str, Any]:
   """The configuration that the directory belongs to already; empty if it is new."""
   if not file.exists():
     return {}

@@ -23,6 +23,13 @@ RULES: dict[str, tuple[str | None, ...]] = {
   "gate": (None, "fsdp", "tensor"),
   "up": (None, "fsdp", "tensor"),
   "down": (None, "tensor", "fsdp"),
+  # Low-rank factors: A is split as its matrix's inputs are, B as the outputs, the rank never.
+  **dict.fromkeys(("q_lora_a", "k_lora_a", "v_lora_a", "gate_lora_a", "up_lora_a"), (None, "fsdp", None)),
+  "o_lora_a": (None, "tensor", None, None),
+  "down_lora_a": (None, "tensor", None),
+  **dict.fromkeys(("q_lora_b", "k_lora_b", "v_lora_b"), (None, None, "tensor", None)),
+  **dict.fromkeys(("gate_lora_b", "up_lora_b"), (None, None, "tensor")),
+  **dict.fromkeys(("o_lora_b", "down_lora_b"), (None, None, "fsdp")),
 }
 
 

@@ -25,6 +25,10 @@ def mesh_of(data: int, fsdp: int, tensor: int) -> AbstractMesh:
     ("embed", (53, 16), P(None, "fsdp")),
     ("down", (2, 24, 16), P(None, "tensor", "fsdp")),
     ("attention_norm", (2, 16), P()),
+    ("q_lora_a", (2, 16, 8), P(None, "fsdp", None)),
+    ("q_lora_b", (2, 8, 4, 6), P(None, None, "tensor", None)),
+    ("o_lora_a", (2, 4, 6, 8), P(None, "tensor", None, None)),
+    ("down_lora_b", (2, 8, 16), P(None, None, "fsdp")),
   ],
 )
 def test_an_axis_that_does_not_divide_is_left_out(name, shape, expected):
@@ -52,4 +56,4 @@ def test_eight_devices_compute_what_one_computes(repository: pathlib.Path):
     timeout=900,
   )
   assert done.returncode == 0, done.stderr[-4000:]
-  assert done.stdout.split() == ["8x1x1", "1x8x1", "2x2x2"]
+  assert done.stdout.split() == ["8x1x1", "1x8x1", "2x2x2", "lora", "8x1x1", "1x8x1", "2x2x2"]
