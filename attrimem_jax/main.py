@@ -53,7 +53,8 @@ def main(argv: Sequence[str]) -> None:
   if config.job == "plan":  # compiles for devices that are not here
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", max(1, config.mesh.data * config.mesh.fsdp * config.mesh.tensor))
-  validation.validate_hosts(config)
+  if config.hosts.coordinator:
+    validation.validate(config)  # rather than after waiting for the others
   with hosts.joined(config.hosts):
     validation.validate(config, jax.device_count(), jax.process_count())
     with Run(config, _WORKDIR.value or _default_workdir()) as run:

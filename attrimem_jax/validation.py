@@ -160,12 +160,7 @@ def validate(config: ConfigDict, devices: int | None = None, processes: int = 1)
   Raises:
     ValueError: lists all problems, one numbered line each: where, what, the value got, and how to mend it.
   """
-  _raise([*_single_values(config), *_cross_checks(config), *_mesh(config, devices, processes)])
-
-
-def validate_hosts(config: ConfigDict) -> None:
-  """Checks `config.hosts`, before the processes join each other; raises like `validate`."""
-  _raise(list(_hosts(config)))
+  _raise([*_single_values(config), *_cross_checks(config), *_hosts(config), *_mesh(config, devices, processes)])
 
 
 def validate_lengths(config: ConfigDict, policy: "DecoderConfig", answer: "DecoderConfig | None" = None) -> None:

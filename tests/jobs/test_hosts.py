@@ -142,7 +142,7 @@ def _problems(**hosts):
   config.job = hosts.pop("job", "train")
   config.hosts.update(hosts)
   try:
-    validation.validate_hosts(config)
+    validation.validate(config)
   except ValueError as error:
     return str(error)
   return ""
