@@ -22,16 +22,19 @@ AUTO = "auto"
 def joined(hosts: ConfigDict) -> Iterator[None]:
   """Joins the other processes of `config.hosts`, before any device is touched, and leaves them at the end.
 
-  A process that is lost ends the others after `hosts.timeout` seconds at the latest. So does one that fails: it does
+  A process that is lost ends the others after about `hosts.timeout` seconds. So does one that fails: it does
   not wait for the others, which wait for it.
 
   Raises:
-    ValueError: the others did not come, or the surroundings do not say who they are.
+    ValueError: the surroundings do not say who the others are. Where these do not come, JAX aborts the process.
   """
   if not hosts.coordinator:
     yield
     return
   told = hosts.coordinator != AUTO
+  who = f"process {hosts.process} of {hosts.processes}" if told else "this process"
+  # Said beforehand: where nobody comes, JAX aborts the process from within and no error could be caught.
+  print(f"{who} meets the others at {hosts.coordinator}, within {hosts.timeout} s", file=sys.stderr, flush=True)
   try:
     jax.distributed.initialize(
       hosts.coordinator if told else None,
@@ -45,9 +48,9 @@ def joined(hosts: ConfigDict) -> Iterator[None]:
   except (ValueError, RuntimeError) as error:
     first = str(error).strip().splitlines()[0]
     raise ValueError(
-      f"config.hosts: process {hosts.process if told else '(found by itself)'} could not join the others at "
-      f"{hosts.coordinator!r} ({first}). Start all processes, with the same address and number of processes, within "
-      "config.hosts.timeout seconds; auto works under Slurm, Open MPI, Kubernetes and on TPU pods"
+      f"config.hosts: {who} could not join the others at {hosts.coordinator!r} ({first}). Start all processes, with the "
+      "same address and number of processes, within config.hosts.timeout seconds; auto works under Slurm, Open MPI, "
+      "Kubernetes (pip install kubernetes) and on TPU pods"
     ) from error
   try:
     with contextlib.ExitStack() as stack:
