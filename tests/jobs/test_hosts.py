@@ -128,10 +128,10 @@ def test_a_lost_process_ends_the_other(together, tmp_path, lost):
 
 @pytest.mark.slow
 def test_a_process_with_another_mesh_says_so_and_ends_both(together, tmp_path):
-  first, second = together(tmp_path, *MESH, of_second=["--config.mesh.fsdp=3"])
+  first, second = together(tmp_path, *MESH, of_second=["--config.mesh.tensor=2"])
   output, _ = second.communicate(timeout=100)
   assert second.returncode == 1
-  assert "config.mesh: the axes multiply to 6, but there are 4 devices of 2 processes" in output
+  assert "config.mesh: the axes multiply to 8, but there are 4 devices of 2 processes" in output
   assert "Traceback" not in output
   first.communicate(timeout=5 * TIMEOUT)
   assert first.returncode != 0
