@@ -49,8 +49,8 @@ def joined(hosts: ConfigDict) -> Iterator[None]:
     first = str(error).strip().splitlines()[0]
     raise ValueError(
       f"config.hosts: {who} could not join the others at {hosts.coordinator!r} ({first}). Start all processes, with "
-      "the same address and number of processes, within config.hosts.timeout seconds; auto works under Slurm, Open MPI, "
-      "Kubernetes (pip install kubernetes) and on TPU pods"
+      "the same address and number of processes, within config.hosts.timeout seconds; auto works under Slurm, Open "
+      "MPI, Kubernetes (pip install kubernetes) and on TPU pods"
     ) from error
   try:
     with contextlib.ExitStack() as stack:
