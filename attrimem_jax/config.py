@@ -37,6 +37,7 @@ def default() -> ConfigDict:
   config.mesh = ConfigDict(
     {"data": 1, "fsdp": 1, "tensor": 1}
   )  # devices along each axis; the product is all that are used
+  config.hosts = _hosts()
   config.plan = _plan()
   config.export = ConfigDict({"out": "", "dtype": "float32", "verify": True})  # out "": <workdir>/export
   return config.lock()
@@ -131,6 +132,25 @@ def _explain() -> ConfigDict:
   explain.masks = 0  # 0: 8 that give gradients their scale, 256 without gradients
   explain.held_out = 16  # masks that only judge the result
   return explain
+
+
+def _hosts() -> ConfigDict:
+  hosts = ConfigDict()
+  # Where the first process listens, as "host:port"; "auto" takes all of it from Slurm, Open MPI, Kubernetes or a TPU
+  # pod; "" is a single process. Defaults come from the environment, so that one command line serves all processes.
+  hosts.coordinator = os.environ.get("ATTRIMEM_COORDINATOR", "")
+  hosts.processes = _from_environment("ATTRIMEM_PROCESSES", 0)
+  hosts.process = _from_environment("ATTRIMEM_PROCESS", -1)  # number of this one, from 0
+  hosts.timeout = 100  # seconds after which a process that is silent counts as lost
+  return hosts
+
+
+def _from_environment(name: str, default: int) -> int:
+  value = os.environ.get(name) or default
+  try:
+    return int(value)
+  except ValueError:
+    raise ValueError(f"${name} is {value!r}: give a whole number, or unset it") from None
 
 
 def _plan() -> ConfigDict:

@@ -118,6 +118,9 @@ _AT_LEAST: Mapping[str, float] = {
   "sft.init.rope_theta": 1,
   "sft.init.norm_eps": 0,
   "sft.init.max_positions": 1,
+  "hosts.processes": 0,
+  "hosts.process": -1,
+  "hosts.timeout": 1,
   **{f"plan.{name}": 0 for name in ("session", "prompt", "completion", "context", "answer")},
   "mesh.data": 1,
   "mesh.fsdp": 1,
@@ -158,17 +161,18 @@ _UNIT_INTERVAL: Mapping[str, tuple[bool, bool]] = {
 }
 
 
-def validate(config: ConfigDict, devices: int | None = None) -> None:
+def validate(config: ConfigDict, devices: int | None = None, processes: int = 1) -> None:
   """Checks every value by itself and against the others.
 
   Args:
     config: what a recipe returned, with the overrides of the command line.
     devices: how many accelerators there are, or None to leave the mesh unchecked.
+    processes: how many processes they belong to.
 
   Raises:
     ValueError: lists all problems, one numbered line each: where, what, the value got, and how to mend it.
   """
-  _raise([*_single_values(config), *_cross_checks(config), *_mesh(config, devices)])
+  _raise([*_single_values(config), *_cross_checks(config), *_hosts(config), *_mesh(config, devices, processes)])
 
 
 def validate_lengths(config: ConfigDict, policy: "DecoderConfig", answer: "DecoderConfig | None" = None) -> None:
@@ -245,6 +249,10 @@ def _cross_checks(config: ConfigDict) -> Iterator[str]:
     yield from _lora(config)
   if config.job == "sft":
     yield from _init(config)
+    shards = config.mesh.data * config.mesh.fsdp
+    if shards > 0 and config.sft.batch % shards:
+      what = f"does not split over {shards} devices (data x fsdp)"
+      yield _problem(config, "sft.batch", what, f"Use a multiple of {shards}.")
 
 
 def _paths(config: ConfigDict) -> Iterator[str]:
@@ -412,11 +420,34 @@ def _lora(config: ConfigDict) -> Iterator[str]:
     yield _problem(config, "sft.from_scratch", what, "Use False, or config.lora.targets=().")
 
 
-def _mesh(config: ConfigDict, devices: int | None) -> Iterator[str]:
+def _hosts(config: ConfigDict) -> Iterator[str]:
+  hosts = config.hosts
+  if not hosts.coordinator:
+    for name, unset in (("processes", 0), ("process", -1)):
+      if hosts[name] != unset:
+        yield _problem(config, f"hosts.{name}", "is set without config.hosts.coordinator", "Give its host:port.")
+    return
+  if config.job in ("attribute", "export", "plan"):
+    what = f"job {config.job!r} runs in one process"
+    yield _problem(config, "hosts.coordinator", what, "Leave it empty (and $ATTRIMEM_COORDINATOR unset).")
+  if hosts.coordinator == "auto":
+    return
+  if not hosts.coordinator.rpartition(":")[0] or not hosts.coordinator.rpartition(":")[2].isdigit():
+    yield _problem(config, "hosts.coordinator", "is no address", "Use host:port, such as 10.0.0.1:1234, or auto.")
+  if hosts.processes < 1:
+    yield _problem(config, "hosts.processes", "how many processes are there?", "Give their number, on all machines.")
+  elif not 0 <= hosts.process < hosts.processes:
+    what = f"is not the number of one of {hosts.processes} processes"
+    yield _problem(config, "hosts.process", what, f"Use 0 to {hosts.processes - 1}, another one for each process.")
+
+
+def _mesh(config: ConfigDict, devices: int | None, processes: int) -> Iterator[str]:
   needed = math.prod(config.mesh.values())
-  if devices is not None and needed != devices and not (needed == 1 and devices > 0):
-    what = f"the axes multiply to {needed}, but there are {devices} devices"
-    mend = f"Make data x fsdp x tensor equal {devices}, or all 1 to use one."
+  one_is_enough = needed == 1 and processes == 1
+  if devices is not None and needed != devices and not one_is_enough:
+    where = f" of {processes} processes" if processes > 1 else ""
+    what = f"the axes multiply to {needed}, but there are {devices} devices{where}"
+    mend = f"Make data x fsdp x tensor equal {devices}" + (", or all 1 to use one." if processes == 1 else ".")
     yield f"config.mesh: {what} (got {dict(config.mesh)}). {mend}"
 
 

@@ -203,7 +203,7 @@ def test_every_default_word_is_a_choice():
     "sft.tokenizer",
   }
   free |= {"explain.path", "explain.context", "explain.question", "explain.answer", "explain.part"}
-  assert words == set(validation.CHOICES) | free | {"answer.retriever.instruction", "export.out"}
+  assert words == set(validation.CHOICES) | free | {"answer.retriever.instruction", "export.out", "hosts.coordinator"}
 
 
 @pytest.mark.parametrize("name", sorted(validation.CHOICES))

@@ -29,6 +29,7 @@ from attrimem_jax.evaluation.runner import (
   memory_metrics,
   summarise,
 )
+from attrimem_jax.io import hosts
 from attrimem_jax.io.clock import Clock
 from attrimem_jax.jobs import setup
 from attrimem_jax.jobs.run import Run
@@ -177,6 +178,8 @@ class Trainer:
 
   def conclude(self) -> None:
     """Prints how accuracy and reward moved, and leaves the report."""
+    if not hosts.leads():
+      return
     print(terminal.summary(self.run.rows()), flush=True)
     print(f"report: {write_report(self.run.workdir)}", flush=True)
 
@@ -241,7 +244,8 @@ class Trainer:
     config = self.config
     longest = max(task.window.stop - task.window.start for task in tasks)
     micro = config.rl.micro_batches
-    prefixes = -(-len(tasks) * longest // micro) * micro
+    pieces = micro * sharding.batch_ways(self.mesh)
+    prefixes = -(-len(tasks) * longest // pieces) * pieces
     written = max(len(v.call.completion.ids) for calls in valued for v in calls)
     width = setup.completion_width(config, written)
     batch = training_batch(valued, prefixes=prefixes, width=width, step=config.rollout.bucket)

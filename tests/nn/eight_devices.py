@@ -7,6 +7,7 @@ import numpy as np
 from attrimem_jax.nn import sharding
 from attrimem_jax.nn.batching import pack
 from attrimem_jax.nn.config import DecoderConfig
+from attrimem_jax.nn.decoder import Shared
 from attrimem_jax.nn.lora import TARGETS, Lora
 from attrimem_jax.rl.loss import LossSettings
 from attrimem_jax.rl.optimizer import OptimizerSettings, init_state, make_optimizer
@@ -86,6 +87,26 @@ def main() -> None:
     found = run_lora(factors, params, whole, sharding.make_mesh(*axes))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5), found, expected)
     print("x".join(map(str, axes)))
+  check_spread(params, jax.tree.map(lambda leaf: leaf[0], whole.shared))
+
+
+def check_spread(params, shared: Shared) -> None:
+  """One forward pass is split by prefixes, or by rows where it has one prefix, and left alone on one device."""
+  assert sharding.spread(shared, params) is shared
+  far = sharding.place(params, sharding.make_mesh(2, 2, 2))
+  spread = sharding.spread(shared, far)
+  assert spread.suffix.addressable_shards[0].data.shape[0] == 2, "eight prefixes over data x fsdp = 4"
+  single = Shared(*(getattr(shared, name)[:1] for name in ("prefix", "prefix_mask")), *rows_of(shared))
+  spread = sharding.spread(single, far)
+  assert spread.prefix.sharding.is_fully_replicated
+  assert spread.suffix.addressable_shards[0].data.shape[1] == 4, "sixteen rows over 4"
+  expected, found = (LOGPROBS(*given) for given in ((params, single), (far, spread)))
+  np.testing.assert_allclose(sharding.fetch(found), expected, atol=1e-5, rtol=1e-5)
+
+
+def rows_of(shared: Shared):
+  """All suffixes of all prefixes as the rows of one."""
+  return (leaf.reshape(1, -1, leaf.shape[-1]) for leaf in (shared.suffix, shared.suffix_mask))
 
 
 if __name__ == "__main__":

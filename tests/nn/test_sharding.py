@@ -6,11 +6,12 @@ import subprocess
 import sys
 
 import jax
+import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
-from attrimem_jax.nn.sharding import make_mesh, spec
+from attrimem_jax.nn.sharding import make_mesh, place_batch, spec
 
 
 def mesh_of(data: int, fsdp: int, tensor: int) -> AbstractMesh:
@@ -41,6 +42,11 @@ def test_a_mesh_of_more_devices_than_there_are_is_refused():
     ValueError, match=rf"config\.mesh asks for 2 x {count} x 1 = {2 * count} devices, {count} are here"
   ):
     make_mesh(data=2, fsdp=count)
+
+
+def test_a_batch_that_does_not_divide_is_refused():
+  with pytest.raises(ValueError, match=r"3 prefixes does not split over 2 devices \(config.mesh.data x fsdp\)"):
+    place_batch({"ids": np.zeros((1, 3, 4))}, mesh_of(2, 1, 1))
 
 
 @pytest.mark.slow
