@@ -29,6 +29,7 @@ def default() -> ConfigDict:
   config.explain = _explain()
   config.rl = _rl()
   config.optim = _optim()
+  config.lora = _lora()
   config.train = _train()
   config.eval = _eval()
   config.sft = _sft()
@@ -36,6 +37,7 @@ def default() -> ConfigDict:
   config.mesh = ConfigDict(
     {"data": 1, "fsdp": 1, "tensor": 1}
   )  # devices along each axis; the product is all that are used
+  config.hosts = _hosts()
   config.plan = _plan()
   config.export = ConfigDict({"out": "", "dtype": "float32", "verify": True})  # out "": <workdir>/export
   return config.lock()
@@ -132,6 +134,25 @@ def _explain() -> ConfigDict:
   return explain
 
 
+def _hosts() -> ConfigDict:
+  hosts = ConfigDict()
+  # Where the first process listens, as "host:port"; "auto" takes all of it from Slurm, Open MPI, Kubernetes or a TPU
+  # pod; "" is a single process. Defaults come from the environment, so that one command line serves all processes.
+  hosts.coordinator = os.environ.get("ATTRIMEM_COORDINATOR", "")
+  hosts.processes = _from_environment("ATTRIMEM_PROCESSES", 0)
+  hosts.process = _from_environment("ATTRIMEM_PROCESS", -1)  # number of this one, from 0
+  hosts.timeout = 100  # seconds after which a process that is silent counts as lost
+  return hosts
+
+
+def _from_environment(name: str, default: int) -> int:
+  value = os.environ.get(name) or default
+  try:
+    return int(value)
+  except ValueError:
+    raise ValueError(f"${name} is {value!r}: give a whole number, or unset it") from None
+
+
 def _plan() -> ConfigDict:
   """What the job `plan` assumes: tokens (0: the most that the recipe allows), the share of peak rate and bandwidth."""
   return ConfigDict({"session": 0, "prompt": 0, "completion": 0, "context": 0, "answer": 0, "utilisation": 0.4})
@@ -165,6 +186,15 @@ def _optim() -> ConfigDict:
   optim.b2 = 0.999
   optim.eps = 1e-8
   return optim
+
+
+def _lora() -> ConfigDict:
+  """Low-rank factors beside frozen weights are trained instead of the weights, if any targets are named."""
+  lora = ConfigDict()
+  lora.targets = ()  # matrices of every layer: of q, k, v, o, gate, up, down; () trains all weights and has no factors
+  lora.rank = 16
+  lora.alpha = 32.0  # the product of the factors counts alpha / rank times
+  return lora
 
 
 def _train() -> ConfigDict:

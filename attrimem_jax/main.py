@@ -5,6 +5,7 @@
 The recipe and the overrides give one locked configuration; all that is wrong with it is reported before any work
 starts. The run directory (`--workdir`) then holds config.json, metrics.jsonl, TensorBoard events, rollouts,
 checkpoints and a report. The same command again goes on where the run stopped, with the same numbers as if it had not.
+With `config.hosts` the command is started once per process, on any number of machines (`launch/`).
 """
 
 import difflib
@@ -41,7 +42,7 @@ def main(argv: Sequence[str]) -> None:
   import jax  # only once the flags are parsed, so that --help is quick
 
   from attrimem_jax import validation
-  from attrimem_jax.io import models
+  from attrimem_jax.io import hosts, models
   from attrimem_jax.jobs.run import Run
 
   logging.set_verbosity(logging.WARNING)
@@ -53,10 +54,13 @@ def main(argv: Sequence[str]) -> None:
   if config.job == "plan":  # compiles for devices that are not here
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", max(1, config.mesh.data * config.mesh.fsdp * config.mesh.tensor))
-  validation.validate(config, jax.device_count())
-  with Run(config, _WORKDIR.value or _default_workdir()) as run:
-    job, function = JOBS[config.job]
-    getattr(importlib.import_module(f"attrimem_jax.jobs.{job}"), function)(config, run)
+  if config.hosts.coordinator:
+    validation.validate(config)  # rather than after waiting for the others
+  with hosts.joined(config.hosts):
+    validation.validate(config, jax.device_count(), jax.process_count())
+    with Run(config, _WORKDIR.value or _default_workdir()) as run:
+      job, function = JOBS[config.job]
+      getattr(importlib.import_module(f"attrimem_jax.jobs.{job}"), function)(config, run)
 
 
 def _default_workdir() -> str:

@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from attrimem_jax import checks
 from attrimem_jax.attribution.ablations import LEVELS
 from attrimem_jax.data import benchmarks, reading, synthetic
+from attrimem_jax.nn.lora import TARGETS
 from attrimem_jax.types import Module
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ _AT_LEAST: Mapping[str, float] = {
   "rl.clip_high": 0,
   "rl.kl": 0,
   "rl.micro_batches": 1,
+  "lora.rank": 1,
+  "lora.alpha": 1e-6,  # at 0 the factors would count for nothing
   "optim.lr": 0,
   "optim.warmup": 0,
   "optim.weight_decay": 0,
@@ -115,6 +118,9 @@ _AT_LEAST: Mapping[str, float] = {
   "sft.init.rope_theta": 1,
   "sft.init.norm_eps": 0,
   "sft.init.max_positions": 1,
+  "hosts.processes": 0,
+  "hosts.process": -1,
+  "hosts.timeout": 1,
   **{f"plan.{name}": 0 for name in ("session", "prompt", "completion", "context", "answer")},
   "mesh.data": 1,
   "mesh.fsdp": 1,
@@ -123,6 +129,7 @@ _AT_LEAST: Mapping[str, float] = {
 
 # The greatest value of a key. What lies beyond is a slip of the keyboard: it would run for days before it failed.
 _AT_MOST: Mapping[str, float] = {
+  "lora.rank": 4096,
   "optim.lr": 1.0,
   "seed": checks.SEEDS,
   "data.seed": checks.SEEDS,
@@ -154,17 +161,18 @@ _UNIT_INTERVAL: Mapping[str, tuple[bool, bool]] = {
 }
 
 
-def validate(config: ConfigDict, devices: int | None = None) -> None:
+def validate(config: ConfigDict, devices: int | None = None, processes: int = 1) -> None:
   """Checks every value by itself and against the others.
 
   Args:
     config: what a recipe returned, with the overrides of the command line.
     devices: how many accelerators there are, or None to leave the mesh unchecked.
+    processes: how many processes they belong to.
 
   Raises:
     ValueError: lists all problems, one numbered line each: where, what, the value got, and how to mend it.
   """
-  _raise([*_single_values(config), *_cross_checks(config), *_mesh(config, devices)])
+  _raise([*_single_values(config), *_cross_checks(config), *_hosts(config), *_mesh(config, devices, processes)])
 
 
 def validate_lengths(config: ConfigDict, policy: "DecoderConfig", answer: "DecoderConfig | None" = None) -> None:
@@ -237,8 +245,14 @@ def _cross_checks(config: ConfigDict) -> Iterator[str]:
     yield from _batch(config)
   if config.job in ("train", "sft") and config.optim.warmup > config.train.steps:
     yield _problem(config, "optim.warmup", f"is longer than config.train.steps={config.train.steps}", "Shorten it.")
+  if config.job in ("train", "sft", "evaluate", "plan"):
+    yield from _lora(config)
   if config.job == "sft":
     yield from _init(config)
+    shards = config.mesh.data * config.mesh.fsdp
+    if shards > 0 and config.sft.batch % shards:
+      what = f"does not split over {shards} devices (data x fsdp)"
+      yield _problem(config, "sft.batch", what, f"Use a multiple of {shards}.")
 
 
 def _paths(config: ConfigDict) -> Iterator[str]:
@@ -393,11 +407,47 @@ def _batch(config: ConfigDict) -> Iterator[str]:
     yield _problem(config, "rl.micro_batches", what, "Lower it, or raise config.rollout.histories.")
 
 
-def _mesh(config: ConfigDict, devices: int | None) -> Iterator[str]:
+def _lora(config: ConfigDict) -> Iterator[str]:
+  targets = list(config.lora.targets)
+  if len(set(targets)) < len(targets) or not set(targets) <= set(TARGETS):
+    mend = f"Choose from {', '.join(TARGETS)}, or use () to train all weights."
+    yield _problem(config, "lora.targets", "must be different matrices of a layer", mend)
+  if targets and config.optim.name == "muon":
+    what = "orthogonalises whole matrices, of which low-rank factors (config.lora.targets) have none"
+    yield _problem(config, "optim.name", what, "Use adamw.")
+  if targets and config.job == "sft" and config.sft.from_scratch:
+    what = "would freeze random weights and train factors beside them (config.lora.targets)"
+    yield _problem(config, "sft.from_scratch", what, "Use False, or config.lora.targets=().")
+
+
+def _hosts(config: ConfigDict) -> Iterator[str]:
+  hosts = config.hosts
+  if not hosts.coordinator:
+    for name, unset in (("processes", 0), ("process", -1)):
+      if hosts[name] != unset:
+        yield _problem(config, f"hosts.{name}", "is set without config.hosts.coordinator", "Give its host:port.")
+    return
+  if config.job in ("attribute", "export", "plan"):
+    what = f"job {config.job!r} runs in one process"
+    yield _problem(config, "hosts.coordinator", what, "Leave it empty (and $ATTRIMEM_COORDINATOR unset).")
+  if hosts.coordinator == "auto":
+    return
+  if not hosts.coordinator.rpartition(":")[0] or not hosts.coordinator.rpartition(":")[2].isdigit():
+    yield _problem(config, "hosts.coordinator", "is no address", "Use host:port, such as 10.0.0.1:1234, or auto.")
+  if hosts.processes < 1:
+    yield _problem(config, "hosts.processes", "how many processes are there?", "Give their number, on all machines.")
+  elif not 0 <= hosts.process < hosts.processes:
+    what = f"is not the number of one of {hosts.processes} processes"
+    yield _problem(config, "hosts.process", what, f"Use 0 to {hosts.processes - 1}, another one for each process.")
+
+
+def _mesh(config: ConfigDict, devices: int | None, processes: int) -> Iterator[str]:
   needed = math.prod(config.mesh.values())
-  if devices is not None and needed != devices and not (needed == 1 and devices > 0):
-    what = f"the axes multiply to {needed}, but there are {devices} devices"
-    mend = f"Make data x fsdp x tensor equal {devices}, or all 1 to use one."
+  one_is_enough = needed == 1 and processes == 1
+  if devices is not None and needed != devices and not one_is_enough:
+    where = f" of {processes} processes" if processes > 1 else ""
+    what = f"the axes multiply to {needed}, but there are {devices} devices{where}"
+    mend = f"Make data x fsdp x tensor equal {devices}" + (", or all 1 to use one." if processes == 1 else ".")
     yield f"config.mesh: {what} (got {dict(config.mesh)}). {mend}"
 
 

@@ -24,6 +24,9 @@ Attribution is the paper's: a LASSO on 8 to 32 exact masks. `--config.attributio
 --config.attribution.scorer=masked` takes derivatives instead; on memories of some 150 tokens that costs a seventh of 32
 masks and ranks ablations far better (`launch/study_attribution.py`). On the short memories of the embedded models both
 cost the same and train alike.
+
+`--config.lora.targets="('q','k','v','o','gate','up','down')"` trains low-rank factors beside frozen weights, which
+are the reference too: one copy of them, and moments and gradients of the factors alone.
 """
 
 from ml_collections import ConfigDict

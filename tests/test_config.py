@@ -203,7 +203,7 @@ def test_every_default_word_is_a_choice():
     "sft.tokenizer",
   }
   free |= {"explain.path", "explain.context", "explain.question", "explain.answer", "explain.part"}
-  assert words == set(validation.CHOICES) | free | {"answer.retriever.instruction", "export.out"}
+  assert words == set(validation.CHOICES) | free | {"answer.retriever.instruction", "export.out", "hosts.coordinator"}
 
 
 @pytest.mark.parametrize("name", sorted(validation.CHOICES))
@@ -275,6 +275,16 @@ def _set(config, name, value):
     ({"data.name": "locomo", "data.path": "none.json"}, "config.data.path: there is no file at 'none.json'"),
     ({"data.name": "locomo", "data.split": "eval"}, "config.data.split: locomo is cut in two by config.data.holdout"),
     ({"job": "sft", "sft.init.kv_heads": 3}, "config.sft.init.kv_heads: does not divide config.sft.init.heads=4"),
+    ({"lora.rank": 0}, "config.lora.rank: must be a finite number of at least 1 (got 0)"),
+    ({"lora.alpha": 0.0}, "config.lora.alpha: must be a finite number of at least 1e-06 (got 0.0)"),
+    ({"lora.alpha": float("nan")}, "config.lora.alpha: must be a finite number of at least"),
+    (
+      {"lora.targets": ("q", "embed")},
+      "config.lora.targets: must be different matrices of a layer (got ('q', 'embed'))",
+    ),
+    ({"lora.targets": ("q", "q")}, "Choose from q, k, v, o, gate, up, down, or use () to train all weights."),
+    ({"lora.targets": ("q",), "optim.name": "muon"}, "config.optim.name: orthogonalises whole matrices"),
+    ({"lora.targets": ("q",), "job": "sft", "sft.from_scratch": True}, "config.sft.from_scratch: would freeze random"),
     ({"job": "sft", "sft.init.head_size": 33}, "config.sft.init.head_size: rotary positions turn pairs"),
   ],
 )

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attrimem_jax.nn import decoder
+from attrimem_jax.nn import decoder, sharding
 from attrimem_jax.nn.batching import Ids, batch_size, batches, bucket, pack
 
 _LARGE = 20_000_000  # parameters
@@ -68,8 +68,10 @@ def answer_logprobs(
   """
   scores = np.zeros(len(prompts), np.float32)
   for batch in _batched(model, prefix, prompts, answers, keep, token_budget, step):
-    scored = _score_all(model.config, batch.answer_width, jnp.dtype(dtype).name, model.params, batch.shared)
-    scores[batch.rows] = np.asarray(scored)[0, : len(batch.rows)]
+    scored = _score_all(
+      model.config, batch.answer_width, jnp.dtype(dtype).name, model.params, sharding.spread(batch.shared, model.params)
+    )
+    scores[batch.rows] = sharding.fetch(scored)[0, : len(batch.rows)]
   return scores
 
 
@@ -87,8 +89,15 @@ def answer_gradients(
   """`answer_logprobs` with `keep` float, and the derivative of each by its row's `keep`, float32 [len(prompt)]."""
   scores, slopes = np.zeros(len(prompts), np.float32), [np.zeros(0, np.float32)] * len(prompts)
   for batch in _batched(model, prefix, prompts, answers, keep, token_budget, step):
-    scored, sloped = jax.device_get(
-      _differentiate(model.config, batch.answer_width, jnp.dtype(dtype).name, "suffix_keep", model.params, batch.shared)
+    scored, sloped = sharding.fetch(
+      _differentiate(
+        model.config,
+        batch.answer_width,
+        jnp.dtype(dtype).name,
+        "suffix_keep",
+        model.params,
+        sharding.spread(batch.shared, model.params),
+      )
     )
     scores[batch.rows] = scored[0, : len(batch.rows)]
     stop = batch.shared.suffix.shape[-1] - batch.answer_width
@@ -153,8 +162,10 @@ def cached_logprobs(
   """
   scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(prefixes)
   for batch in _cached(model, prefixes, suffixes, keeps, token_budget, step):
-    scored = _score_all(model.config, batch.answer_width, jnp.dtype(dtype).name, model.params, batch.shared)
-    for i, row in zip(batch.rows, np.asarray(scored), strict=False):
+    scored = _score_all(
+      model.config, batch.answer_width, jnp.dtype(dtype).name, model.params, sharding.spread(batch.shared, model.params)
+    )
+    for i, row in zip(batch.rows, sharding.fetch(scored), strict=False):
       scores[i] = row
   return scores
 
@@ -173,8 +184,15 @@ def cached_gradients(
   scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(prefixes)
   slopes = list(scores)
   for batch in _cached(model, prefixes, suffixes, keeps, token_budget, step):
-    scored, sloped = jax.device_get(
-      _differentiate(model.config, batch.answer_width, jnp.dtype(dtype).name, "prefix_keep", model.params, batch.shared)
+    scored, sloped = sharding.fetch(
+      _differentiate(
+        model.config,
+        batch.answer_width,
+        jnp.dtype(dtype).name,
+        "prefix_keep",
+        model.params,
+        sharding.spread(batch.shared, model.params),
+      )
     )
     for i, row, slope in zip(batch.rows, scored, sloped, strict=False):
       scores[i], slopes[i] = row, slope[:, : len(prefixes[i])]

@@ -17,6 +17,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from attrimem_jax.io import hosts
+
 if TYPE_CHECKING:
   from attrimem_jax.rl.optimizer import Params, TrainState
 
@@ -97,8 +99,10 @@ class Checkpoints:
         broken.append((step, error))
         continue
       for newer, reason in broken:
-        aside = _set_aside(self._step_folder(newer))
-        print(f"{reason}; it is now {aside}, and the run goes on from step {step}", flush=True)
+        if hosts.leads():
+          aside = _set_aside(self._step_folder(newer))
+          print(f"{reason}; it is now {aside}, and the run goes on from step {step}", flush=True)
+      hosts.meet("broken checkpoints are set aside")
       self._manager.reload()
       return state
     if broken:
@@ -274,7 +278,7 @@ def _like(tree: Any, nested: Any) -> Any:
 
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-  sharding = getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  sharding = getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
   return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 

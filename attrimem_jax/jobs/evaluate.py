@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 
 from attrimem_jax.data.teacher import PERFECT
 from attrimem_jax.evaluation.runner import Evaluated, judge
+from attrimem_jax.io import hosts
 from attrimem_jax.io.metrics import write_json
 from attrimem_jax.jobs import setup
 from attrimem_jax.jobs.grpo import Trainer
@@ -16,6 +17,7 @@ from attrimem_jax.jobs.run import Run
 from attrimem_jax.jobs.tasks import Task
 from attrimem_jax.memory import bank as banks
 from attrimem_jax.memory.bank import Bank
+from attrimem_jax.nn import sharding
 from attrimem_jax.rl.teaching import write_as_teacher
 from attrimem_jax.rollout.writing import Rollout
 
@@ -29,7 +31,8 @@ def run_evaluate(config: ConfigDict, run: Run) -> None:
   trainer = Trainer(config, run)
   policy, step = config.eval.memory == "policy", run.newest or 0
   if policy:
-    done = trainer.evaluate(setup.newest_params(run, trainer.policy))
+    params = setup.newest_params(run, trainer.policy)
+    done = trainer.evaluate(sharding.place(params, trainer.mesh))
     subject = f"step {step} of {run.workdir}" if run.newest else f"{trainer.policy.name}, untrained"
   else:
     done, subject = _ask_given(config, trainer), f"{config.eval.memory} memory"
@@ -38,7 +41,8 @@ def run_evaluate(config: ConfigDict, run: Run) -> None:
   folder = run.workdir / "evaluate"
   path = folder / f"{len(list(folder.glob('*.json'))):03d}.json"
   content = {"subject": subject, "step": step, "metrics": metrics, "config": config.to_dict(), "answers": rows}
-  write_json(path, content)
+  if hosts.leads():
+    write_json(path, content)
   print(f"answers: {path}", flush=True)
 
 

@@ -29,12 +29,15 @@ from attrimem_jax.evaluation.runner import (
   memory_metrics,
   summarise,
 )
+from attrimem_jax.io import hosts
 from attrimem_jax.io.clock import Clock
 from attrimem_jax.jobs import setup
 from attrimem_jax.jobs.run import Run
 from attrimem_jax.jobs.tasks import Task, Tasks
 from attrimem_jax.memory.context import answer_prefix
 from attrimem_jax.nn import sharding
+from attrimem_jax.nn.decoder import Params
+from attrimem_jax.nn.lora import whole
 from attrimem_jax.rl import accumulation
 from attrimem_jax.rl import optimizer as optimizers
 from attrimem_jax.rl.advantages import reward_statistics
@@ -52,7 +55,7 @@ def run_grpo(config: ConfigDict, run: Run) -> None:
   trainer = Trainer(config, run)
   state = run.begin(trainer.initial_state())
   start, moved = int(state.step), int(state.step) > 0
-  trainer.evaluate_if_due(start, state.params)
+  trainer.evaluate_if_due(start, trainer.whole(state.params))
   with run.progress(start, config.train.steps) as progress:
     for step in range(start, config.train.steps):
       if run.stopping:
@@ -64,7 +67,7 @@ def run_grpo(config: ConfigDict, run: Run) -> None:
       if run.due(step + 1, config.train.checkpoint_every, step + 1 == config.train.steps):
         run.save(step + 1, state)
       if not run.stopping:
-        trainer.evaluate_if_due(step + 1, state.params)
+        trainer.evaluate_if_due(step + 1, trainer.whole(state.params))
   trainer.conclude()
 
 
@@ -85,12 +88,13 @@ class Trainer:
     self.header = answer_prefix(self.answer_chat, self.reader.prompts)
     self.optimizer = optimizers.make_optimizer(setup.optimizer_settings(config))
     # The reference is the starting policy, in buffers of its own: the state's are donated to every update. An answer
-    # model of the same weights is frozen too, so they share theirs.
+    # model of the same weights is frozen too, so they share theirs. Low-rank factors stand beside the reference.
     same = answer is self.policy
     starting = self.answer.params if same else sharding.place(self.policy.params, self.mesh)
-    self.reference = starting if config.rl.kl else None
+    self.lora = setup.lora_of(config)
+    self.reference = starting if config.rl.kl or self.lora else None
     logprobs = setup.logprobs(config, self.policy.config)
-    self.update = make_update(self.policy.config, self.optimizer, _loss_settings(config), logprobs)
+    self.update = make_update(self.policy.config, self.optimizer, _loss_settings(config), logprobs, self.lora)
     self.advantages = AdvantageSettings(
       config.rl.lambda_,
       Unit(config.attribution.unit),
@@ -102,15 +106,19 @@ class Trainer:
       print(self.tasks.report, flush=True)
 
   def initial_state(self) -> optimizers.TrainState:
-    params = sharding.place(jax.tree.map(np.array, self.policy.params), self.mesh)
-    return optimizers.init_state(self.optimizer, params)
+    starting = self.lora.init(self.policy.config, self.config.seed) if self.lora else self.policy.params
+    return optimizers.init_state(self.optimizer, sharding.place(jax.tree.map(np.array, starting), self.mesh))
+
+  def whole(self, trained: Params) -> Params:
+    """The policy's parameters, from what is trained of them."""
+    return whole(self.lora, self.reference, trained)
 
   def step(self, step: int, state: optimizers.TrainState) -> tuple[optimizers.TrainState, dict[str, float]]:
     """One GRPO step: (new state, metrics with slash-separated names)."""
     clock, config = Clock(), self.config.attribution
     tasks = self.tasks.training(step)
     with clock("write"):
-      groups = self._write(step, state.params, tasks)
+      groups = self._write(step, self.whole(state.params), tasks)
     with clock("answer"):
       groups = self._answer(tasks, groups)
     with clock("score"):
@@ -170,6 +178,8 @@ class Trainer:
 
   def conclude(self) -> None:
     """Prints how accuracy and reward moved, and leaves the report."""
+    if not hosts.leads():
+      return
     print(terminal.summary(self.run.rows()), flush=True)
     print(f"report: {write_report(self.run.workdir)}", flush=True)
 
@@ -234,7 +244,8 @@ class Trainer:
     config = self.config
     longest = max(task.window.stop - task.window.start for task in tasks)
     micro = config.rl.micro_batches
-    prefixes = -(-len(tasks) * longest // micro) * micro
+    pieces = micro * sharding.batch_ways(self.mesh)
+    prefixes = -(-len(tasks) * longest // pieces) * pieces
     written = max(len(v.call.completion.ids) for calls in valued for v in calls)
     width = setup.completion_width(config, written)
     batch = training_batch(valued, prefixes=prefixes, width=width, step=config.rollout.bucket)

@@ -25,6 +25,7 @@ from attrimem_jax.nn import decoder, sharding
 from attrimem_jax.nn.attention import SCORES
 from attrimem_jax.nn.batching import bucket
 from attrimem_jax.nn.config import DecoderConfig
+from attrimem_jax.nn.lora import TARGETS, Lora
 from attrimem_jax.rl import optimizer as optimizers
 from attrimem_jax.rl.loss import LossSettings
 from attrimem_jax.rl.update import Batch, make_update
@@ -129,9 +130,10 @@ def _write(config, shape, size: Lengths, prefixes: int, calls: int, sessions: in
   each = jnp.dtype(config.policy.dtype).itemsize
   # Every token of a row reads the weights once, together with all other rows, and its own keys and values.
   own = calls / sessions * (size.prompt + size.completion / 2) + prefixes / sessions * size.session
-  traffic = steps * each * (parameters(shape) + own * _cache_size(shape))
+  factors = _factors(setup.lora_of(config), shape)
+  traffic = steps * each * (parameters(shape) + factors + own * _cache_size(shape))
   tokens = prefixes * size.session + calls * (size.prompt + size.completion)
-  return Phase("write", tokens, read + written, steps, traffic)
+  return Phase("write", tokens, read + written + 2 * tokens * factors, steps, traffic)
 
 
 def _answer(config, shape, size: Lengths, asked: int) -> Phase:
@@ -168,8 +170,14 @@ def _update(config, shape, size: Lengths, prefixes: int, calls: int) -> Phase:
   suffix = size.prompt + size.completion
   once = forward(shape, prefixes * size.session, size.session / 2)
   once += forward(shape, calls * suffix, size.session + suffix / 2, calls * size.completion)
-  passes = 3 + bool(config.rl.remat) + bool(config.rl.kl)
-  return Phase("update", prefixes * size.session + calls * suffix, passes * once)
+  passes, tokens = 3 + bool(config.rl.remat) + bool(config.rl.kl), prefixes * size.session + calls * suffix
+  lora = setup.lora_of(config)
+  if lora is None:
+    return Phase("update", tokens, passes * once)
+  # Whole matrices, embedding and head have no gradient; the factors are read and differentiated beside them.
+  spared = forward(shape, tokens, 0, calls * size.completion)
+  factors = 2 * tokens * _factors(lora, shape) * (passes - bool(config.rl.kl))
+  return Phase("update", tokens, passes * once - spared + factors)
 
 
 def attributed(config: ConfigDict, scorer: str, gradients: int) -> ConfigDict:
@@ -181,6 +189,10 @@ def attributed(config: ConfigDict, scorer: str, gradients: int) -> ConfigDict:
 
 def parameters(shape: DecoderConfig) -> int:
   return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(decoder.abstract(shape)))
+
+
+def _factors(lora: Lora | None, shape: DecoderConfig) -> int:
+  return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(lora.abstract(shape))) if lora else 0
 
 
 def _cache_size(shape: DecoderConfig) -> int:
@@ -205,10 +217,12 @@ def compile_update(config: ConfigDict, shape: DecoderConfig, mesh: Mesh) -> Comp
   """Compiles the update of a recipe for a mesh, at the lengths of the plan."""
   optimizer = optimizers.make_optimizer(setup.optimizer_settings(config))
   settings = LossSettings(kl_coefficient=config.rl.kl, normalisation=config.rl.loss_norm)
-  update = make_update(shape, optimizer, settings, setup.logprobs(config, shape))
+  lora = setup.lora_of(config)
+  update = make_update(shape, optimizer, settings, setup.logprobs(config, shape), lora)
   params = decoder.abstract(shape)
-  state = _placed(jax.eval_shape(lambda p: optimizers.init_state(optimizer, p), params), mesh)
-  reference = _placed(params, mesh) if config.rl.kl else None
+  trained = lora.abstract(shape) if lora else params
+  state = _placed(jax.eval_shape(lambda p: optimizers.init_state(optimizer, p), trained), mesh)
+  reference = _placed(params, mesh) if config.rl.kl or lora else None
   batch = _split(_batch(config), mesh)
   memory = update.lower(state, reference, batch).compile().memory_analysis()
   assert memory is not None, "the CPU backend analyses memory"
@@ -260,12 +274,20 @@ def memory(config: ConfigDict, policy: DecoderConfig, answer: DecoderConfig, mes
   """Bytes on each device by what holds them. All but the last two are exact."""
   params = decoder.abstract(policy)
   optimizer = optimizers.make_optimizer(setup.optimizer_settings(config))
-  moments = jax.eval_shape(optimizer.init, params)
-  weights = bytes_on_a_device(params, mesh)
-  found = {"weights": weights, "moments": bytes_on_a_device(moments, mesh), "gradients": weights}
-  if config.rl.kl:
-    found["reference"] = weights
-  if config.answer.model != config.policy.model or config.policy.checkpoint or not config.rl.kl:
+  lora = setup.lora_of(config)
+  trained = lora.abstract(policy) if lora else params
+  found = {"weights": bytes_on_a_device(params, mesh)}
+  gradients = bytes_on_a_device(trained, mesh)
+  if lora:
+    found["low-rank factors"] = gradients
+  found |= {
+    "moments": bytes_on_a_device(jax.eval_shape(optimizer.init, trained), mesh),
+    "gradients": gradients,
+  }
+  if config.rl.kl and not lora:  # the frozen weights beside the factors are the reference
+    found["reference"] = found["weights"]
+  frozen = bool(config.rl.kl or lora)
+  if config.answer.model != config.policy.model or config.policy.checkpoint or not frozen:
     found["answer model"] = bytes_on_a_device(decoder.abstract(answer), mesh)
   return found | dict(_activations(config, policy, mesh))
 
@@ -405,3 +427,6 @@ def _advice(config: ConfigDict, found: dict, total: int) -> Iterator[str]:
     yield "  shorter sessions (config.policy.overlong=split) or completions: activations grow with them"
   if held["weights"] + held["moments"] > total / 4:
     yield "  more devices along config.mesh.fsdp split weights and moments"
+    if not config.lora.targets:
+      targets = ",".join(map(repr, TARGETS))
+      yield f'  --config.lora.targets="({targets})" leaves moments and gradients of low-rank factors alone'

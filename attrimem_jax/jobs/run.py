@@ -1,7 +1,8 @@
 """A run directory: configuration, metrics, checkpoints, rollouts, and what happens when a run stops or goes on.
 
-Jobs that train own their directory: one process at a time, one configuration. All other jobs read what is there and
-write nothing but their own results, so they may look at a run that is going on.
+Jobs that train own their directory: one run at a time, one configuration. All other jobs read what is there and
+write nothing but their own results, so they may look at a run that is going on. Of several processes (`io.hosts`) the
+first one writes; checkpoints are written by all.
 """
 
 import fcntl
@@ -10,19 +11,28 @@ import math
 import os
 import pathlib
 import signal
+import sys
 from collections.abc import Callable, Mapping
 from typing import IO, Any
 
+import jax
 from ml_collections import ConfigDict
 
 from attrimem_jax import config as schema
+from attrimem_jax.io import hosts
 from attrimem_jax.io.checkpoints import Checkpoints, complete_steps
 from attrimem_jax.io.metrics import MetricsWriter, Progress, read_rows, write_rollouts
 from attrimem_jax.rl.optimizer import TrainState
 
 TRAINING = ("train", "sft")
 # Keys that a run may be resumed with other values of: they decide how long and how often, not what is computed.
-_FREE = ("train.log_every", "train.checkpoint_every", "train.keep_checkpoints", "job")
+_FREE = (
+  "train.log_every",
+  "train.checkpoint_every",
+  "train.keep_checkpoints",
+  "job",
+  *(f"hosts.{name}" for name in ("coordinator", "processes", "process", "timeout")),
+)
 
 
 class Run:
@@ -40,7 +50,7 @@ class Run:
 
   def __init__(self, config: ConfigDict, workdir: str | os.PathLike[str]):
     self.config, self.workdir = config, pathlib.Path(os.path.expanduser(workdir))
-    self.stopping = False
+    self._asked_to_stop = self._agreed_to_stop = False
     self._handlers: dict[int, Any] = {}
     self._lock: IO[str] | None = None
     self._metrics: MetricsWriter | None = None
@@ -49,8 +59,8 @@ class Run:
     self.newest = max(complete_steps(self._folder), default=None)
     if config.job in TRAINING:
       _make(self.workdir)
-      self._lock = _lock(self.workdir)
-      self._earlier = _earlier(self.workdir / "config.json")
+      self._lock = _lock(self.workdir) if hosts.leads() else None
+      self._earlier = earlier_config(self.workdir / "config.json")
       _check_same(self.workdir, self._earlier, config)
       self._pinned = self._earlier.get("pinned", {})
       self._checkpoints = Checkpoints(self._folder, keep=config.train.keep_checkpoints)
@@ -69,10 +79,15 @@ class Run:
     if self._lock is not None:
       self._lock.close()
 
+  @property
+  def stopping(self) -> bool:
+    """Whether to stop. Several processes agree on it in `due`, or some would wait for a step that others never take."""
+    return self._agreed_to_stop if jax.process_count() > 1 else self._asked_to_stop
+
   def _stop(self, number: int, frame: object) -> None:
-    if self.stopping:  # asked twice: do not wait for the step
+    if self._asked_to_stop:  # asked twice: do not wait for the step
       raise KeyboardInterrupt
-    self.stopping = True
+    self._asked_to_stop = True
     print(
       f"\nstopping after this step ({signal.Signals(number).name}); the same command goes on from there", flush=True
     )
@@ -97,9 +112,11 @@ class Run:
       self._refuse_lost_checkpoints()
     else:
       print(f"going on from step {step} of {self.workdir}", flush=True)
-    self._metrics = MetricsWriter(self.workdir, resume_step=step)
-    text = json.dumps({**_plain(self.config), "pinned": self._pinned}, indent=1)
-    (self.workdir / "config.json").write_text(text + "\n", encoding="utf-8")
+    if hosts.leads():
+      self._metrics = MetricsWriter(self.workdir, resume_step=step)
+      text = json.dumps({**_plain(self.config), "pinned": self._pinned}, indent=1)
+      (self.workdir / "config.json").write_text(text + "\n", encoding="utf-8")
+    hosts.meet("begin")  # from here on all see the same files
     self.first_evaluation()  # or a damaged one would be told at the end
     return state if restored is None else restored
 
@@ -113,7 +130,8 @@ class Run:
       )
 
   def due(self, step: int, every: int, last: bool) -> bool:
-    """Whether a checkpoint is to be saved after `step` steps."""
+    """Whether a checkpoint is to be saved after `step` steps; every process asks once a step."""
+    self._agreed_to_stop = hosts.any_of(self._asked_to_stop)
     return last or self.stopping or step % every == 0
 
   def save(self, step: int, state: TrainState) -> None:
@@ -134,15 +152,18 @@ class Run:
         f"step {step}: {' and '.join(broken)}, so an update before it went too far. Nothing of this step is kept; "
         f"{kept}. Lower config.optim.lr (now {self.config.optim.lr}) and begin again in another --workdir"
       )
-    assert self._metrics is not None, "begin() comes first"
-    self._metrics.write(step, metrics)
+    if hosts.leads():
+      assert self._metrics is not None, "begin() comes first"
+      self._metrics.write(step, metrics)
 
   def rollouts(self, step: int, rows: list[dict]) -> None:
-    write_rollouts(self.workdir, step, rows)
+    if hosts.leads():
+      write_rollouts(self.workdir, step, rows)
 
   def evaluation(self, step: int, rows: list[dict]) -> None:
     """Keeps what was asked and answered in an evaluation: evaluations/step_*.jsonl."""
-    write_rollouts(self.workdir, step, rows, "evaluations")
+    if hosts.leads():
+      write_rollouts(self.workdir, step, rows, "evaluations")
 
   def first_evaluation(self) -> list[dict] | None:
     """The rows of the evaluation before the first step, or None. Raises ValueError where the file is damaged."""
@@ -163,7 +184,7 @@ class Run:
     return read_rows(self.workdir / "metrics.jsonl")
 
   def progress(self, start: int, total: int, unit: str = "step") -> Progress:
-    return Progress(start, total, unit)
+    return Progress(start, total, unit, None if hosts.leads() else sys.stdout)  # theirs is silent
 
 
 _VITAL = ("train/loss", "train/grad_norm")
@@ -191,7 +212,7 @@ def _plain(config: ConfigDict) -> dict[str, Any]:
   return json.loads(json.dumps(config.to_dict()))
 
 
-def _earlier(file: pathlib.Path) -> dict[str, Any]:
+def earlier_config(file: pathlib.Path) -> dict[str, Any]:
   """The configuration that the directory belongs to already; empty if it is new."""
   if not file.exists():
     return {}

@@ -4,7 +4,8 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -12,13 +13,14 @@ from attrimem_jax.data.synthetic import WorldConfig
 from attrimem_jax.data.teacher import Sloppiness
 from attrimem_jax.io import checkpoints, models
 from attrimem_jax.io.models import LanguageModel
-from attrimem_jax.jobs.run import Run
+from attrimem_jax.jobs.run import Run, earlier_config
 from attrimem_jax.memory.prompts import COMPACT, FULL, Prompts
 from attrimem_jax.memory.retrieval import Bm25, Dense, Retriever, last_token_embed
 from attrimem_jax.nn import decoder
 from attrimem_jax.nn.batching import bucket
 from attrimem_jax.nn.config import DecoderConfig
 from attrimem_jax.nn.decoder import Params
+from attrimem_jax.nn.lora import Lora
 from attrimem_jax.rl.optimizer import OptimizerSettings
 from attrimem_jax.rollout.answering import Reader
 from attrimem_jax.rollout.sampling import Sampling
@@ -103,16 +105,49 @@ def policy_model(config: ConfigDict, run: Run) -> LanguageModel:
   model = models.load(config.policy.model)
   if not config.policy.checkpoint:
     return model
-  folder = pathlib.Path(os.path.expanduser(config.policy.checkpoint)) / "checkpoints"
-  step = run.pinned("policy.checkpoint", lambda: max(checkpoints.complete_steps(folder), default=None))
-  return with_params(model, checkpoints.read_params(folder, model.params, step))
+  folder = pathlib.Path(os.path.expanduser(config.policy.checkpoint))
+  step = run.pinned("policy.checkpoint", lambda: max(checkpoints.complete_steps(folder / "checkpoints"), default=None))
+  return with_params(model, trained_params(folder, step, model))
 
 
 def newest_params(run: Run, model: LanguageModel) -> Params:
   """Parameters of the run's newest checkpoint, or the model's own where the run has none."""
-  if run.newest is None:
-    return model.params
-  return checkpoints.read_params(run.workdir / "checkpoints", model.params, run.newest)
+  return model.params if run.newest is None else trained_params(run.workdir, run.newest, model)
+
+
+def trained_params(workdir: pathlib.Path, step: int | None, model: LanguageModel) -> Params:
+  """The whole parameters that a run had reached at a step: if it trains low-rank factors, merged with what it froze.
+
+  Args:
+    workdir: of the run.
+    step: a step that it has saved; None for the newest.
+    model: of the shape that the run trains.
+
+  Raises:
+    ValueError: no checkpoint, other parameters than the model's, or factors beside weights of another model.
+  """
+  earlier = earlier_config(workdir / "config.json")
+  factors = lora_of(earlier)
+  if factors is None:
+    return checkpoints.read_params(workdir / "checkpoints", model.params, step)
+  name = earlier["answer" if earlier["job"] == "sft" and earlier["sft"]["task"] == "answer" else "policy"]["model"]
+  frozen = models.load(name)
+  if frozen.config != model.config:
+    raise ValueError(
+      f"{workdir} trains low-rank factors beside the weights of {name!r}, which has another shape than {model.name}: "
+      f"set config.policy.model to {name!r}"
+    )
+  if earlier["job"] == "train" and earlier["policy"]["checkpoint"]:
+    before = pathlib.Path(os.path.expanduser(earlier["policy"]["checkpoint"]))
+    frozen = with_params(frozen, trained_params(before, earlier["pinned"]["policy.checkpoint"], frozen))
+  found = checkpoints.read_params(workdir / "checkpoints", factors.abstract(frozen.config), step)
+  return factors.merge(frozen.params, found)
+
+
+def lora_of(config: Mapping[str, Any]) -> Lora | None:
+  """The low-rank factors that a configuration trains; None where it trains all weights."""
+  lora = config.get("lora")
+  return Lora(lora["rank"], lora["alpha"], tuple(lora["targets"])) if lora and lora["targets"] else None
 
 
 def answer_model(config: ConfigDict, policy: LanguageModel) -> LanguageModel:

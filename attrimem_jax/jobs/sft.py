@@ -12,19 +12,21 @@ from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from attrimem_jax.data import synthetic
-from attrimem_jax.io import models
+from attrimem_jax.io import hosts, models
 from attrimem_jax.io.models import LanguageModel
 from attrimem_jax.jobs import setup
 from attrimem_jax.jobs.export import export
 from attrimem_jax.jobs.run import Run
 from attrimem_jax.jobs.tasks import of_kinds
-from attrimem_jax.nn import decoder
+from attrimem_jax.nn import decoder, sharding
 from attrimem_jax.nn.config import DecoderConfig
+from attrimem_jax.nn.lora import whole
+from attrimem_jax.rl import accumulation, sft, teaching
 from attrimem_jax.rl import optimizer as optimizers
-from attrimem_jax.rl import sft, teaching
 from attrimem_jax.rl.teaching import Example, Widths
 from attrimem_jax.text.chat import Chat
 from attrimem_jax.text.tokenizer import Tokenizer
@@ -46,18 +48,24 @@ def run_sft(config: ConfigDict, run: Run) -> None:
   model = starting_model(config)
   optimizer = optimizers.make_optimizer(setup.optimizer_settings(config))
   logprobs = setup.logprobs(config, model.config)
-  update = sft.make_sft_update(model.config, optimizer, logprobs)
+  lora = setup.lora_of(config)
+  update = sft.make_sft_update(model.config, optimizer, logprobs, lora)
   held_out = sft.make_sft_evaluation(model.config, logprobs)
-  state = run.begin(optimizers.init_state(optimizer, model.params))
+  mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+  frozen = sharding.place(model.params, mesh) if lora else None
+  trained = lora.init(model.config, config.seed) if lora else model.params
+  state = run.begin(optimizers.init_state(optimizer, sharding.place(trained, mesh)))
   source = Examples(config, model.tokenizer)
-  validation = source.batch_of(config.eval.split, 0, min(_EVALUATION, 8 * config.sft.batch))
+  size = min(_EVALUATION, 8 * config.sft.batch)
+  ways = sharding.batch_ways(mesh)
+  validation = _place(source.batch_of(config.eval.split, 0, -(-size // ways) * ways), mesh)
   start = int(state.step)
   with run.progress(start, config.train.steps) as progress:
     for step, batch in zip(range(start, config.train.steps), source.batches(start), strict=False):
-      state, metrics = update(state, batch)
+      state, metrics = update(state, _place(batch, mesh), frozen)
       last = step + 1 == config.train.steps
       if last or (step + 1) % config.train.log_every == 0:
-        loss, _ = held_out(state.params, validation)
+        loss, _ = held_out(whole(lora, frozen, state.params), validation)
         named = {f"train/{name}": float(value) for name, value in jax.device_get(metrics).items()}
         run.log(step + 1, named | {"eval/loss": float(loss)})
         progress.show(step + 1, {"loss": named["train/loss"], "eval loss": float(loss)})
@@ -65,8 +73,14 @@ def run_sft(config: ConfigDict, run: Run) -> None:
         run.save(step + 1, state)
       if run.stopping:
         return
-  trained = setup.with_params(model, jax.device_get(state.params))
-  export(trained, config, pathlib.Path(config.export.out or run.workdir / "export"))
+  trained = sharding.fetch(state.params)
+  if hosts.leads():
+    params = lora.merge(model.params, trained) if lora else trained
+    export(setup.with_params(model, params), config, pathlib.Path(config.export.out or run.workdir / "export"))
+
+
+def _place(batch: sft.SftBatch, mesh: Mesh) -> sft.SftBatch:
+  return sharding.place_batch(accumulation.split(batch, 1), mesh)
 
 
 class Examples:

@@ -52,9 +52,12 @@ class Shared:
 
 
 class Block(nnx.Module):
-  """One pre-norm layer: grouped-query attention, then SwiGLU."""
+  """One pre-norm layer: grouped-query attention, then SwiGLU.
 
-  def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
+  A matrix `q` may have low-rank factors `q_lora_a` and `q_lora_b` beside it (`lora.Lora.join`), as may all others.
+  """
+
+  def __init__(self, config: DecoderConfig, rngs: nnx.Rngs, factors: tuple[str, ...] = ()):
     D, N, K, H, F = config.width, config.heads, config.kv_heads, config.head_size, config.hidden
 
     def normal(shape, fan_in):
@@ -71,11 +74,13 @@ class Block(nnx.Module):
     self.mlp_norm = nnx.Param(jnp.ones(D))
     self.gate, self.up = normal((D, F), D), normal((D, F), D)
     self.down = normal((F, D), F * 2 * config.layers)
+    for name in factors:
+      setattr(self, name, nnx.Param(jnp.zeros(())))  # a place; the parameters bring their own shapes
 
   def qkv(self, x: jax.Array, rope: Rope) -> tuple[jax.Array, jax.Array, jax.Array]:
     """x [..., D] to q [..., N, H], k and v [..., K, H], rotated."""
     x = rms_norm(x, self.attention_norm[...], self.config.norm_eps)
-    q, k, v = (_dense(x, w[...]) for w in (self.q, self.k, self.v))
+    q, k, v = (self._project(x, name) for name in "qkv")
     if self.config.qkv_bias:
       q, k, v = (a + b[...].astype(a.dtype) for a, b in ((q, self.q_bias), (k, self.k_bias), (v, self.v_bias)))
     if self.config.qk_norm:
@@ -85,9 +90,16 @@ class Block(nnx.Module):
 
   def finish(self, x: jax.Array, heads: jax.Array) -> jax.Array:
     """Adds the attention's result `heads` [..., N, H] and the feed-forward to the residual x [..., D]."""
-    x = x + _dense(heads, self.o[...], axes=2)
+    x = x + self._project(heads, "o", axes=2)
     y = rms_norm(x, self.mlp_norm[...], self.config.norm_eps)
-    return x + _dense(nnx.silu(_dense(y, self.gate[...])) * _dense(y, self.up[...]), self.down[...])
+    return x + self._project(nnx.silu(self._project(y, "gate")) * self._project(y, "up"), "down")
+
+  def _project(self, x, name, axes=1):
+    out = _dense(x, getattr(self, name)[...], axes)
+    if not hasattr(self, f"{name}_lora_a"):
+      return out
+    a, b = (getattr(self, f"{name}_lora_{side}")[...] for side in "ab")
+    return out + _dense(_dense(x, a, axes), b)
 
 
 def _dense(x, weight, axes=1):
@@ -133,13 +145,13 @@ def abstract(config: DecoderConfig) -> Params:
 
 
 @functools.cache
-def _definition(config: DecoderConfig):
-  return nnx.split(nnx.eval_shape(lambda: Block(config, nnx.Rngs(0))))[0]
+def _definition(config: DecoderConfig, factors: tuple[str, ...]):
+  return nnx.split(nnx.eval_shape(lambda: Block(config, nnx.Rngs(0), factors)))[0]
 
 
 def block(config: DecoderConfig, layer: Params) -> Block:
   """The module of one layer over that layer's slice of the stacked parameters."""
-  return nnx.merge(_definition(config), layer)
+  return nnx.merge(_definition(config, tuple(sorted(name for name in layer if "_lora_" in name))), layer)
 
 
 def forward(

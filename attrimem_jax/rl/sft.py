@@ -14,6 +14,7 @@ from flax import struct
 
 from attrimem_jax.nn import decoder
 from attrimem_jax.nn.config import DecoderConfig
+from attrimem_jax.nn.lora import Lora, whole
 from attrimem_jax.rl import accumulation
 from attrimem_jax.rl import optimizer as optimizers
 from attrimem_jax.rl.accumulation import Params, Totals
@@ -34,23 +35,34 @@ class SftBatch:
 
 
 def make_sft_update(
-  config: DecoderConfig, optimizer: optax.GradientTransformation, logprobs: Callable | None = None
+  config: DecoderConfig,
+  optimizer: optax.GradientTransformation,
+  logprobs: Callable | None = None,
+  lora: Lora | None = None,
 ) -> StepFunction:
   """The compiled `update(state, batch) -> (state, metrics)`; the state's buffers are donated.
+
+  With `lora` it is `update(state, batch, frozen)`: the state holds the factors alone, `frozen` the weights beside them.
 
   Args:
     config: shape of the network.
     optimizer: made by `optimizer.make_optimizer`.
     logprobs: `(params, shared, count) -> (logp, entropy)`, float32[P, n, count]. By default the decoder's own in
       float32; pass `functools.partial(decoder.token_logprobs, config, dtype=..., remat=True)` for a large model.
+    lora: what the state's parameters are factors of, or None where they are whole.
 
   Returns:
     The update. Its metrics: `loss` (mean negative log-likelihood of a token, nats), `entropy`, `tokens`, `grad_norm`,
     `update_norm`, `skipped`.
   """
-  loss_fn = functools.partial(_loss, logprobs or functools.partial(decoder.token_logprobs, config))
+  of_whole = functools.partial(_loss, logprobs or functools.partial(decoder.token_logprobs, config))
 
-  def update(state: TrainState, batch: SftBatch) -> tuple[TrainState, Metrics]:
+  def update(state: TrainState, batch: SftBatch, frozen: Params | None = None) -> tuple[TrainState, Metrics]:
+    assert (frozen is not None) == (lora is not None), "frozen weights go with LoRA"
+
+    def loss_fn(params: Params, micro: tuple[SftBatch, jax.Array]) -> tuple[jax.Array, Totals]:
+      return of_whole(whole(lora, frozen, params), micro)
+
     micro_batches, tokens = _weighted(batch)
     loss, gradients, totals = accumulation.accumulate(loss_fn, state.params, micro_batches)
     state, metrics = optimizers.apply_gradients(optimizer, state, gradients, tokens)

@@ -17,7 +17,9 @@ import optax
 from flax import struct
 
 from attrimem_jax.nn import decoder
+from attrimem_jax.nn import lora as low_rank
 from attrimem_jax.nn.config import DecoderConfig
+from attrimem_jax.nn.lora import Lora
 from attrimem_jax.rl import accumulation
 from attrimem_jax.rl import optimizer as optimizers
 from attrimem_jax.rl.accumulation import Params, Totals
@@ -54,11 +56,13 @@ def make_update(
   optimizer: optax.GradientTransformation,
   settings: LossSettings,
   logprobs: Callable | None = None,
+  lora: Lora | None = None,
 ) -> StepFunction:
   """The compiled `update(state, reference_params, batch)`; the state's buffers are donated.
 
   `reference_params` are the starting weights in buffers of their own (`jax.tree.map(jnp.copy, params)`), or None
-  exactly where `settings.kl_coefficient` is 0.
+  exactly where `settings.kl_coefficient` is 0. With `lora` the state holds its factors alone, and `reference_params`
+  are the frozen weights beside them, whatever the coefficient.
 
   Args:
     config: shape of the network.
@@ -67,6 +71,7 @@ def make_update(
     logprobs: `(params, shared, count, temperature=...) -> (logp, entropy)`, float32[P, n, count]. By default the
       decoder's own in float32; pass `functools.partial(decoder.token_logprobs, config, dtype=..., remat=True)` for a
       large model.
+    lora: what the state's parameters are factors of, or None where they are whole.
 
   Returns:
     The update. Its metrics are those of `loss.policy_loss` and `optimizer.apply_gradients`, with `loss` and `tokens`.
@@ -83,8 +88,11 @@ def make_update(
   )
 
   def update(state: TrainState, reference_params: Params | None, batch: Batch) -> tuple[TrainState, Metrics]:
-    assert (reference_params is None) == (settings.kl_coefficient == 0), "a reference policy goes with a KL coefficient"
-    loss_fn = functools.partial(_loss, logprobs, settings, reference_params)
+    needed = settings.kl_coefficient != 0 or lora is not None
+    assert (reference_params is not None) == needed, "a reference policy goes with a KL coefficient, or with LoRA"
+    whole = functools.partial(low_rank.whole, lora, reference_params)
+    reference = reference_params if settings.kl_coefficient else None
+    loss_fn = functools.partial(_loss, logprobs, settings, reference, whole)
     micro_batches, tokens = _weighted(batch, settings)
     loss, gradients, totals = accumulation.accumulate(loss_fn, state.params, micro_batches)
     state, metrics = optimizers.apply_gradients(optimizer, state, gradients, tokens)
@@ -115,11 +123,12 @@ def _loss(
   logprobs: Callable,
   settings: LossSettings,
   reference_params: Params | None,
+  whole: Callable[[Params], Params],
   params: Params,
   micro: tuple[Batch, jax.Array, jax.Array],
 ) -> tuple[jax.Array, Totals]:
   batch, weight, share = micro
-  logp, entropy = logprobs(params, batch.shared, weight.shape[-1])
+  logp, entropy = logprobs(whole(params), batch.shared, weight.shape[-1])
   reference_logp = None
   if reference_params is not None:
     reference_logp = jax.lax.stop_gradient(logprobs(reference_params, batch.shared, weight.shape[-1])[0])

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attrimem_jax.nn import sharding
 from attrimem_jax.nn.attention import attend, rotary
 from attrimem_jax.nn.batching import Ids, bucket, pack
 from attrimem_jax.nn.config import DecoderConfig
@@ -100,13 +101,12 @@ def complete(
   padded[:, : keys.shape[1]] = keys[:, :rows]
   stop = tuple(model.tokenizer.stop_ids)
   static = (bucket(sampling.max_new_tokens, 8), stop, sampling.top_k, sampling.top_p, jnp.dtype(dtype).name)
-  ids, logps, lengths = jax.device_get(
+  ids, logps, lengths = sharding.fetch(
     _generate(
       model.config,
       *static,
       model.params,
-      shared,
-      padded,
+      *sharding.spread((shared, padded), model.params),
       np.float32(sampling.temperature),
       np.int32(sampling.max_new_tokens),
     )

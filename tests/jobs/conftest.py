@@ -50,10 +50,10 @@ def environment(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def command(tiny, environment, repository):
-  """Starts a small training run: command(workdir, *overrides) -> Popen."""
+  """Starts a small training run: command(workdir, *overrides) -> Popen; `variables` add to its environment."""
   policy, answer = tiny
 
-  def start(workdir, *overrides, recipe="grpo_token.py"):
+  def start(workdir, *overrides, recipe="grpo_token.py", variables=None):
     small = {
       "policy.model": policy,
       "answer.model": answer,
@@ -76,7 +76,7 @@ def command(tiny, environment, repository):
         *overrides,
       ],
       cwd=repository,
-      env=environment,
+      env=environment | (variables or {}),
       stdout=subprocess.PIPE,
       stderr=subprocess.STDOUT,
       text=True,

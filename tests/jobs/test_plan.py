@@ -75,6 +75,41 @@ def test_arguments_of_the_compiled_update_are_the_parts_of_the_plan():
   assert compiled.temporary > held["gradients"]
 
 
+def test_low_rank_factors_leave_the_frozen_weights_and_little_else():
+  small = {"plan.session": 40, "plan.prompt": 20, "rollout.histories": 2, "rollout.group_size": 2}
+  config = recipe(**small, **{"lora.targets": ("q", "o", "down"), "lora.rank": 4})
+  config.answer.model = config.policy.model
+  mesh = sharding.make_mesh()
+  held, whole = (plan.memory(c, SMALL, SMALL, mesh) for c in (config, recipe(**small)))
+  numbers = 2 * 4 * ((64 + 4 * 16) + (4 * 16 + 64) + (160 + 64))  # layers, rank, inputs and outputs
+  weights = 4 * plan.parameters(SMALL)
+  assert held["weights"] == whole["weights"] == whole["gradients"] == whole["reference"] == weights
+  assert held["low-rank factors"] == held["gradients"] == 4 * numbers
+  assert held["moments"] == 8 * numbers + 8  # Adam's two, its count and the schedule's
+  assert "reference" not in held
+  assert "answer model" not in held  # the same weights, frozen too
+  compiled = plan.compile_update(config, SMALL, mesh)
+  batch = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(plan._batch(config)))
+  assert compiled.arguments == weights + 4 * numbers + held["moments"] + batch + 4
+  assert compiled.temporary < plan.compile_update(recipe(**small), SMALL, mesh).temporary
+  frozen = recipe(**small, **{"lora.targets": ("q",), "rl.kl": 0.0})
+  frozen.answer.model = frozen.policy.model
+  assert "answer model" not in plan.memory(frozen, SMALL, SMALL, mesh)
+
+
+def test_flops_of_an_update_with_factors_by_hand():
+  sizes = {"plan.session": 100, "plan.prompt": 10, "plan.completion": 5, "rollout.histories": 2}
+  sizes |= {"rollout.group_size": 3, "rollout.modules": ("core", "semantic")}
+  config = recipe(**sizes, **{"lora.targets": ("q", "up"), "lora.rank": 4})
+  write, _, _, update = plan.phases(config, SMALL, SMALL)
+  whole_write, _, _, whole = plan.phases(recipe(**sizes), SMALL, SMALL)
+  factors = 2 * 380 * 2 * 4 * ((64 + 64) + (64 + 160))  # of one forward pass over 380 tokens
+  matrices = 2 * (2 * 64 * 16 * (4 + 2) + 3 * 64 * 160)
+  spared = 2 * (380 * matrices + 60 * 64 * 512)
+  assert update.flops == whole.flops - spared + 3 * factors
+  assert write.flops == whole_write.flops + factors
+
+
 def test_tokens_and_passes_by_hand():
   config = recipe(
     **{

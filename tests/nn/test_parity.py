@@ -6,11 +6,13 @@ transformers makes and saves the model, so that neither the weights nor their na
 import os
 import pathlib
 
+import jax
 import numpy as np
 import pytest
 
 from attrimem_jax.io import huggingface, models
 from attrimem_jax.nn import batching, decoder
+from attrimem_jax.nn.lora import TARGETS, Lora
 
 torch = pytest.importorskip("torch", reason="torch is not installed (pip install 'attrimem-jax[parity]')")
 transformers = pytest.importorskip("transformers")
@@ -92,3 +94,32 @@ def test_logits_of_smollm2():
   expected = reference_logits(folder, ids)[1:]
   np.testing.assert_allclose(huggingface.logits(config, params, ids), expected, rtol=0, atol=1e-4 * np.max(expected))
   assert os.path.isdir(folder)
+
+
+def test_logits_with_low_rank_factors_are_those_of_peft(folder: pathlib.Path):
+  peft = pytest.importorskip("peft", reason="peft is not installed (pip install peft)")
+  lora = Lora(3, 7.0, tuple(TARGETS))
+  names = {key: name.removesuffix(".weight").split(".")[-1] for key, (name, _) in huggingface.LAYER_KEYS.items()}
+  model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+  model = peft.get_peft_model(
+    model, peft.LoraConfig(r=3, lora_alpha=7.0, lora_dropout=0.0, target_modules=[names[key] for key in TARGETS])
+  )
+  config, params = huggingface.read(folder)
+  rng = np.random.default_rng(5)
+  factors = jax.tree.map(lambda leaf: rng.normal(0, 0.2, leaf.shape).astype(np.float32), lora.abstract(config))
+  for number, layer in enumerate(model.base_model.model.model.layers):
+    for key in TARGETS:
+      module = getattr(layer.self_attn if key in "qkvo" else layer.mlp, names[key])
+      a, b = (factors["layers"][f"{key}_lora_{side}"][number] for side in "ab")
+      module.lora_A["default"].weight.data = torch.tensor(a.reshape(-1, 3).T.copy())
+      module.lora_B["default"].weight.data = torch.tensor(b.reshape(3, -1).T.copy())
+  ids = rng.integers(0, config.vocab_size, 40).tolist()
+  with torch.no_grad():
+    expected = model(torch.tensor([ids])).logits[0, 1:].numpy()
+  plain = huggingface.logits(config, params, ids)
+  found = huggingface.logits(config, lora.join(params, factors), ids)
+  np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+  assert np.max(np.abs(found - plain)) > 0.1
+  np.testing.assert_allclose(
+    huggingface.logits(config, lora.merge(params, factors), ids), found, rtol=0, atol=1e-5 * np.max(np.abs(found))
+  )

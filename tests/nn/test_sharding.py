@@ -6,11 +6,12 @@ import subprocess
 import sys
 
 import jax
+import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
-from attrimem_jax.nn.sharding import make_mesh, spec
+from attrimem_jax.nn.sharding import make_mesh, place_batch, spec
 
 
 def mesh_of(data: int, fsdp: int, tensor: int) -> AbstractMesh:
@@ -25,6 +26,10 @@ def mesh_of(data: int, fsdp: int, tensor: int) -> AbstractMesh:
     ("embed", (53, 16), P(None, "fsdp")),
     ("down", (2, 24, 16), P(None, "tensor", "fsdp")),
     ("attention_norm", (2, 16), P()),
+    ("q_lora_a", (2, 16, 8), P(None, "fsdp", None)),
+    ("q_lora_b", (2, 8, 4, 6), P(None, None, "tensor", None)),
+    ("o_lora_a", (2, 4, 6, 8), P(None, "tensor", None, None)),
+    ("down_lora_b", (2, 8, 16), P(None, None, "fsdp")),
   ],
 )
 def test_an_axis_that_does_not_divide_is_left_out(name, shape, expected):
@@ -37,6 +42,11 @@ def test_a_mesh_of_more_devices_than_there_are_is_refused():
     ValueError, match=rf"config\.mesh asks for 2 x {count} x 1 = {2 * count} devices, {count} are here"
   ):
     make_mesh(data=2, fsdp=count)
+
+
+def test_a_batch_that_does_not_divide_is_refused():
+  with pytest.raises(ValueError, match=r"3 prefixes does not split over 2 devices \(config.mesh.data x fsdp\)"):
+    place_batch({"ids": np.zeros((1, 3, 4))}, mesh_of(2, 1, 1))
 
 
 @pytest.mark.slow
@@ -52,4 +62,4 @@ def test_eight_devices_compute_what_one_computes(repository: pathlib.Path):
     timeout=900,
   )
   assert done.returncode == 0, done.stderr[-4000:]
-  assert done.stdout.split() == ["8x1x1", "1x8x1", "2x2x2"]
+  assert done.stdout.split() == ["8x1x1", "1x8x1", "2x2x2", "lora", "8x1x1", "1x8x1", "2x2x2"]
