@@ -306,8 +306,7 @@ def _activations(config: ConfigDict, shape: DecoderConfig, mesh: Mesh) -> Iterat
   together = prefixes * heads * max(rows * suffix * (prefix + suffix), prefix * prefix)
   scores = 4 * min(together, max(SCORES // mesh.size, prefixes * heads * rows * (prefix + suffix)))
   kept = shape.width if config.rl.remat else 8 * shape.width + 4 * shape.hidden // mesh.shape["tensor"]
-  per_layer = 0 if config.rl.remat or together * 4 > scores else scores
-  yield "activations (model)", shape.layers * (tokens * kept * each + per_layer)
+  yield "activations (model)", shape.layers * tokens * kept * each
   yield "largest array: attention scores (model)", scores
 
 

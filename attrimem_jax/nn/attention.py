@@ -52,8 +52,9 @@ def attend(q, shared, own) -> jax.Array:
   """Grouped-query attention of suffix queries over shared and own keys.
 
   A mask is bool, or float: then it is the factor of a key's weight before the weights are made to sum to 1, and 0 hides
-  a key as False does (its gradient there is 0). Where all scores together would not fit `SCORES`, they are computed for
-  some queries after the other, and again in the backward pass, so that memory grows with their number alone.
+  a key as False does (its gradient there is 0). Under bool masks the weights are computed again in the backward pass
+  instead of kept, and where all scores together would not fit `SCORES`, they are computed for some queries after the
+  other, so that memory grows with tokens and not with their square.
 
   Args:
     q: [P, n, T, N, H].
@@ -86,31 +87,91 @@ def _attend(q, shared, own, start) -> jax.Array:
   P, n, T, N, H = q.shape
   kv_heads = (shared + own)[0][0].shape[-2]
   q = q.reshape(P, n, T, kv_heads, N // kv_heads, H) * H**-0.5
-  rows = [(k, v, mask.rows(start, T) if isinstance(mask, Causal) else mask) for k, v, mask in own]
-  parts = [_part(q, k, v, mask, "pkntg", "pskh") for k, v, mask in shared]
-  parts += [_part(q, k, v, mask, "pnktg", "pnskh") for k, v, mask in rows]
-  top = jax.lax.stop_gradient(jnp.max(jnp.stack([part[0] for part in parts]), axis=0))
-  weighted, total = zip(*(accumulate(top) for _, accumulate in parts), strict=True)
-  out = sum(weighted) / jnp.maximum(sum(total), 1e-30)[..., None]
+  parts = shared + [(k, v, mask.rows(start, T) if isinstance(mask, Causal) else mask) for k, v, mask in own]
+  keys, values, masks = (list(each) for each in zip(*parts, strict=True))
+  gated = any(mask.dtype != bool for mask in masks)
+  out = _softmax(q, keys, values, masks)[0] if gated else _recomputed(q, keys, values, masks)
   return out.reshape(P, n, T, N, H).astype(q.dtype)
 
 
-def _part(q, k, v, mask, rows, keys):
-  """One part's row maxima [P, n, T, K, g], and a function from the joint maxima to (sum of p·v, sum of p).
+@jax.custom_vjp
+def _recomputed(q, keys, values, masks):
+  """`_softmax` under bool masks, whose weights are computed again in the backward pass instead of kept."""
+  return _softmax(q, keys, values, masks)[0]
 
-  `rows` is the order in which the matrix product leaves the axes of the queries, so that nothing large is transposed.
-  """
-  scores = jnp.einsum(f"pntkgh,{keys}->{rows}s", q, k, preferred_element_type=jnp.float32)
+
+def _softmax(q, keys, values, masks) -> tuple[jax.Array, jax.Array]:
+  """The attention of scaled queries q, float32 [P, n, T, K, g, H] as they, and its log-sum-exp [P, n, T, K, g]."""
+  parts = [_scores(q, k, mask) for k, mask in zip(keys, masks, strict=True)]
+  maxima = [jnp.einsum(f"{_rows(k)}->pntkg", scores.max(-1)) for k, (scores, _) in zip(keys, parts, strict=True)]
+  top = jax.lax.stop_gradient(jnp.max(jnp.stack(maxima), axis=0))
+  weighted, total = [], []
+  for k, v, (scores, mask) in zip(keys, values, parts, strict=True):
+    p = _weights(scores, mask, jnp.einsum(f"pntkg->{_rows(k)}", top))
+    p = p if mask.dtype == bool else p * mask
+    each = jnp.einsum(f"{_rows(k)}s,{_keys(k)}->{_rows(k)}h", p.astype(v.dtype), v, preferred_element_type=jnp.float32)
+    weighted.append(jnp.einsum(f"{_rows(k)}h->pntkgh", each))
+    total.append(jnp.einsum(f"{_rows(k)}->pntkg", p.sum(-1)))
+  whole = jnp.maximum(sum(total), 1e-30)
+  return sum(weighted) / whole[..., None], top + jnp.log(whole)
+
+
+def _forward(q, keys, values, masks):
+  out, normaliser = _softmax(q, keys, values, masks)
+  return out, (q, keys, values, masks, out, normaliser)
+
+
+def _backward(kept, slope):
+  """The derivative of a softmax p·v by its scores is p (slope·v - slope·out)."""
+  q, keys, values, masks, out, normaliser = kept
+  common = (slope * out).sum(-1)
+  by_q, by_keys, by_values = jnp.zeros(q.shape, jnp.float32), [], []
+  for k, v, mask in zip(keys, values, masks, strict=True):
+    rows = _rows(k)
+    queries, slopes = (jnp.einsum(f"pntkgh->{rows}h", a).astype(q.dtype) for a in (q, slope))
+    total, shift = (jnp.einsum(f"pntkg->{rows}", a) for a in (normaliser, common))
+    p = _weights(*_scores(q, k, mask), total)
+    by_p = jnp.einsum(f"{rows}h,{_keys(k)}->{rows}s", slopes, v, preferred_element_type=jnp.float32)
+    by_scores = (p * (by_p - shift[..., None])).astype(q.dtype)
+    by_row = jnp.einsum(f"{rows}s,{_keys(k)}->{rows}h", by_scores, k, preferred_element_type=jnp.float32)
+    by_q += jnp.einsum(f"{rows}h->pntkgh", by_row)
+    by_keys.append(_by_key(queries, by_scores, k))
+    by_values.append(_by_key(slopes, p.astype(v.dtype), v))
+  return by_q.astype(q.dtype), by_keys, by_values, [None] * len(masks)
+
+
+_recomputed.defvjp(_forward, _backward)
+
+
+def _rows(k) -> str:
+  """The order in which products with a part's keys leave the axes of queries, so that nothing large is transposed."""
+  return "pkntg" if k.ndim == 4 else "pnktg"
+
+
+def _keys(k) -> str:
+  """The axes of a part's keys and values: shared by all n, or of each."""
+  return "pskh" if k.ndim == 4 else "pnskh"
+
+
+def _scores(q, k, mask) -> tuple[jax.Array, jax.Array]:
+  """A part's scores, float32, and its mask with their axes."""
+  scores = jnp.einsum(f"pntkgh,{_keys(k)}->{_rows(k)}s", q, k, preferred_element_type=jnp.float32)
   mask = jnp.broadcast_to(mask, (*q.shape[:3], k.shape[-3]))
-  mask = jnp.expand_dims(mask, (1, 4) if rows == "pkntg" else (2, 4))
-  seen = mask != 0
-  scores = jnp.where(seen, scores, _MASKED)
+  mask = jnp.expand_dims(mask, (1, 4) if k.ndim == 4 else (2, 4))
+  return jnp.where(mask != 0, scores, _MASKED), mask
 
-  def accumulate(top):
-    p = jnp.where(seen, jnp.exp(scores - jnp.einsum(f"pntkg->{rows}", top)[..., None]), 0.0)
-    if mask.dtype != bool:
-      p = p * mask
-    values = jnp.einsum(f"{rows}s,{keys}->{rows}h", p.astype(v.dtype), v, preferred_element_type=jnp.float32)
-    return jnp.einsum(f"{rows}h->pntkgh", values), jnp.einsum(f"{rows}->pntkg", p.sum(-1))
 
-  return jnp.einsum(f"{rows}->pntkg", scores.max(-1)), accumulate
+def _weights(scores, mask, shift) -> jax.Array:
+  """exp(score - shift), and 0 where nothing is seen."""
+  return jnp.where(mask != 0, jnp.exp(scores - shift[..., None]), 0.0)
+
+
+def _by_key(small, large, like) -> jax.Array:
+  """Sums [..., h] times [..., s] over a part's rows, shaped `like` its keys.
+
+  The small operand stands left: the other way round XLA's CPU backend transposes the large one first.
+  """
+  over = tuple(range(2 if like.ndim == 4 else 3, 5))
+  batch = tuple(range(over[0]))
+  found = jax.lax.dot_general(small, large, ((over, over), (batch, batch)), preferred_element_type=jnp.float32)
+  return jnp.einsum("pkhs->pskh" if like.ndim == 4 else "pnkhs->pnskh", found).astype(like.dtype)

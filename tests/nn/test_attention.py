@@ -68,6 +68,46 @@ def test_huge_scores_do_not_overflow_and_the_largest_key_wins_across_parts():
   np.testing.assert_allclose(out, np.broadcast_to(winner, out.shape), rtol=1e-6)
 
 
+def dense(q, shared, own, masks):
+  """The same softmax over keys that are copied to every row, without a derivative of its own."""
+  k, v = (
+    jnp.repeat(jnp.concatenate([jnp.broadcast_to(a[:, None], (P, n, *a.shape[1:])), b], 2), N // K, axis=-2)
+    for a, b in zip(shared, own, strict=True)
+  )
+  seen = jnp.concatenate(masks, -1)[:, :, :, None]
+  scores = jnp.where(seen, jnp.einsum("pntNh,pnsNh->pntNs", q, k) / np.sqrt(H), -jnp.inf)
+  top = jnp.maximum(scores.max(-1, keepdims=True), -1e9)  # of a query that sees nothing, any number
+  p = jnp.exp(scores - top)
+  return jnp.einsum("pntNs,pnsNh->pntNh", p / jnp.maximum(p.sum(-1, keepdims=True), 1e-30), v)
+
+
+def test_gradients_under_bool_masks_are_those_of_one_dense_softmax():
+  (q, shared, own), masks = draw(5)
+  masks[0][1, 2, 3], masks[1][1, 2, 3] = False, False  # this query sees nothing
+  slope = np.random.default_rng(6).normal(size=q.shape)
+  with jax.enable_x64(True):
+    wide = [a.astype(np.float64) for a in (q, shared, own)]
+    expected = jax.grad(lambda *a: jnp.sum(slope * dense(*a, masks)), argnums=(0, 1, 2))(*wide)
+  found = jax.jit(jax.grad(lambda *a: jnp.sum(slope * attended(*a, masks)), argnums=(0, 1, 2)))(q, shared, own)
+  for a, b in zip(found, expected, strict=True):
+    np.testing.assert_allclose(a, b, atol=2e-6)
+    assert np.abs(b).max() > 0.1
+
+
+def test_training_keeps_no_scores_of_its_layers():
+  """Memory of a gradient through a scan of eight layers of 256 queries: less than the scores of six would fill."""
+  length, layers = 256, 8
+  keep = Causal(jnp.ones((1, 1, 1, length), bool))
+
+  def loss(x):
+    x, _ = jax.lax.scan(lambda x, _: (x + attend(x, [], [(x, x, keep)]), None), x, length=layers)
+    return jnp.sum(x**2)
+
+  x = jax.ShapeDtypeStruct((1, 1, length, 4, 4), jnp.float32)
+  memory = jax.jit(jax.grad(loss)).lower(x).compile().memory_analysis()
+  assert memory.temp_size_in_bytes < 6 * 4 * length * length * 4
+
+
 @pytest.mark.parametrize("kind", [bool, np.float32])
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_some_queries_after_the_other_change_neither_values_nor_gradients(count, kind, monkeypatch):
