@@ -34,6 +34,7 @@ def default() -> ConfigDict:
   config.eval = _eval()
   config.sft = _sft()
   config.retention = _retention()
+  config.study = ConfigDict({"arms": (), "seeds": 5})  # what is compared (`jobs.study.ARMS`), and runs of each
   config.mesh = ConfigDict(
     {"data": 1, "fsdp": 1, "tensor": 1}
   )  # devices along each axis; the product is all that are used

@@ -33,6 +33,7 @@ JOBS = {
   "export": ("export", "run_export"),
   "plan": ("plan", "run_plan"),
   "retention": ("retention", "run_retention"),
+  "study": ("study", "run_study"),
 }
 
 

@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from attrimem_jax import checks
 from attrimem_jax.attribution.ablations import LEVELS
 from attrimem_jax.data import benchmarks, reading, synthetic
+from attrimem_jax.jobs import arms as study
 from attrimem_jax.nn.lora import TARGETS
 from attrimem_jax.types import Module
 
@@ -26,7 +27,7 @@ _SPLITS = ("train", "eval", "test", "all", "sft", "rl")
 
 # Every key that takes one of a few words.
 CHOICES: Mapping[str, tuple[str, ...]] = {
-  "job": ("train", "sft", "evaluate", "attribute", "export", "plan", "retention"),
+  "job": ("train", "sft", "evaluate", "attribute", "export", "plan", "retention", "study"),
   "data.name": ("synthetic", *benchmarks.READERS),
   "data.split": _SPLITS,
   "eval.memory": ("policy", "reference", "teacher", "empty"),
@@ -104,6 +105,7 @@ _AT_LEAST: Mapping[str, float] = {
   "eval.bootstrap": 1,
   "retention.splits": 1,
   "retention.cases": 0,
+  "study.seeds": 1,
   "sft.batch": 1,
   "sft.widths.rows": 1,
   "sft.widths.prefix": 1,
@@ -233,6 +235,8 @@ def _cross_checks(config: ConfigDict) -> Iterator[str]:
     yield from _memory(config)
   elif config.job == "retention":
     yield from _haystacks(config)
+  elif config.job == "study":
+    yield from _arms(config)
   elif config.job != "export":
     yield from _data_set(config)
     yield from _memory(config)
@@ -349,6 +353,19 @@ def _haystacks(config: ConfigDict) -> Iterator[str]:
   if not config.data.path or not _path(config.data.path).is_file():
     what = "the job 'retention' needs a LongMemEval file with whole haystacks"
     yield _problem(config, "data.path", what, "Pass --config.data.path=longmemeval_s_cleaned.json.")
+
+
+def _arms(config: ConfigDict) -> Iterator[str]:
+  """The arms of the job `study`, each with the checks of the training run that it stands for."""
+  unknown = [name for name in config.study.arms if name not in study.ARMS]
+  if unknown or not config.study.arms:
+    what = f"there is no arm {', '.join(map(repr, unknown))}" if unknown else "names no arm"
+    yield _problem(config, "study.arms", what, f"Choose from {', '.join(study.ARMS)}.")
+    return
+  if len(set(config.study.arms)) < len(config.study.arms):
+    yield _problem(config, "study.arms", "names an arm twice", "Name each once.")
+  problems = (p for name in config.study.arms for p in _cross_checks(study.arm_config(config, name, config.seed)))
+  yield from dict.fromkeys(problems)
 
 
 def _explained(config: ConfigDict) -> Iterator[str]:

@@ -72,6 +72,33 @@ def difference_interval(
   return mean_interval(differences, clusters=clusters, samples=samples, confidence=confidence, seed=seed)
 
 
+def crossed_interval(
+  sums: np.ndarray, counts: np.ndarray, *, samples: int = 10_000, confidence: float = 0.95, seed: int = 0
+) -> Interval:
+  """A mean over runs that were all asked about the same conversations: runs and conversations are resampled apart.
+
+  Differences of two arms come in as differences of their sums, paired by run and conversation. With few runs the
+  interval is somewhat too narrow, as any percentile bootstrap of few numbers.
+
+  Args:
+    sums: float [R, C], the scores of each run summed over the questions of each conversation.
+    counts: float [C], questions of each conversation.
+    samples, confidence, seed: as in `mean_interval`.
+  """
+  sums, counts = np.asarray(sums, np.float64), np.asarray(counts, np.float64)
+  if sums.ndim != 2 or counts.shape != sums.shape[1:] or not np.isfinite(sums).all() or counts.sum() <= 0:
+    raise ValueError(
+      f"got sums {sums.shape} and counts {counts.shape}: give finite sums [R, C] and counts [C], not all 0"
+    )
+  rng = np.random.default_rng(seed)
+  runs, conversations = sums.shape
+  by_run = rng.multinomial(runs, np.full(runs, 1 / runs), size=samples) / runs
+  by_conversation = rng.multinomial(conversations, np.full(conversations, 1 / conversations), size=samples)
+  means = np.sum((by_run @ sums) * by_conversation, axis=1) / (by_conversation @ counts)
+  low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
+  return Interval(float(sums.mean(axis=0).sum() / counts.sum()), float(low), float(high))
+
+
 def _checked(
   scores: Sequence[float] | np.ndarray, clusters: Sequence[Hashable] | None, samples: int, confidence: float
 ) -> np.ndarray:

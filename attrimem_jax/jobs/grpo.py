@@ -20,6 +20,7 @@ from attrimem_jax.attribution.ablations import masks_at
 from attrimem_jax.attribution.attribute import Attribution, Measurement, Problem, fit, gated, measure
 from attrimem_jax.attribution.attribute import judge as judge_attributions
 from attrimem_jax.attribution.credit import Unit
+from attrimem_jax.data.teacher import coverage
 from attrimem_jax.evaluation.runner import (
   Evaluated,
   answer_rows,
@@ -166,6 +167,8 @@ class Trainer:
     config = self.config
     sizes = {"samples": config.eval.bootstrap, "confidence": config.eval.confidence}
     metrics, rows = summarise(done, **sizes), answer_rows(done)
+    if config.data.name == "synthetic":
+      metrics |= _facts(done, self.tasks.evaluation())
     before = self.run.first_evaluation() if step else None
     metrics |= gain(rows, before, **sizes) if before else {}
     low, high = metrics["accuracy_low"], metrics["accuracy_high"]
@@ -250,6 +253,14 @@ class Trainer:
     width = setup.completion_width(config, written)
     batch = training_batch(valued, prefixes=prefixes, width=width, step=config.rollout.bucket)
     return sharding.place_batch(accumulation.split(batch, micro), self.mesh)
+
+
+def _facts(done: Sequence[Evaluated], tasks: Sequence[Task]) -> dict[str, float]:
+  """Shares of the facts that were told which memories state, and of their tokens that state one."""
+  episodes = {task.window.history.id: task.episode for task in tasks}
+  shares = [coverage(episodes[e.rollout.window.history.id], e.rollout.bank.current()) for e in done]
+  recall, precision = np.mean(shares, axis=0)
+  return {"fact_recall": float(recall), "fact_precision": float(precision)}
 
 
 def _judged(rows: Sequence[Evaluated]) -> Group:

@@ -85,12 +85,12 @@ class Tasks:
         )
 
   def training(self, step: int) -> list[Task]:
-    """The `rollout.histories` tasks of one step."""
+    """The `rollout.histories` tasks of one step. Runs of other seeds read other histories of the synthetic world."""
     config = self._config
     count = config.rollout.histories
-    return [
-      self._task(config.data.split, step * count + i, (1, step, i), config.reward.questions) for i in range(count)
-    ]
+    endless = config.data.split not in self._finite
+    first = step * count + (config.seed % 2**10 * 2**20 if endless else 0)
+    return [self._task(config.data.split, first + i, (1, step, i), config.reward.questions) for i in range(count)]
 
   def evaluation(self) -> list[Task]:
     """The `eval.episodes` tasks that every evaluation of this run uses, with all their questions."""

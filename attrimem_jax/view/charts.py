@@ -62,6 +62,39 @@ def line_chart(title: str, series: Sequence[Series], x_label: str = "step") -> s
   )
 
 
+def interval_chart(title: str, rows: Sequence[tuple[str, float, float, float]]) -> str:
+  """An SVG element with a mark and an interval for each row (label, mean, low, high), and a rule at 0; "" for no rows.
+
+  Marks whose interval holds 0 are hollow, the others full.
+  """
+  if not rows:
+    return ""
+  left, height = 230, 52 + 22 * len(rows)
+  x_ticks = ticks(min(0.0, *(r[2] for r in rows)), max(0.0, *(r[3] for r in rows)))
+
+  def across(value: float) -> float:
+    return left + (value - x_ticks[0]) / (x_ticks[-1] - x_ticks[0]) * (_WIDTH - left - 24)
+
+  floor = height - 24
+  parts = [f'<text x="8" y="16" font-weight="600">{escape(title)}</text>']
+  for value in x_ticks:
+    stroke = "#111" if value == 0 else "#e0e0e0"
+    parts.append(f'<path d="M{across(value):.1f} 26V{floor}" stroke="{stroke}"/>')
+    parts.append(f'<text x="{across(value):.1f}" y="{floor + 16}" text-anchor="middle">{value:g}</text>')
+  for number, (label, mean, low, high) in enumerate(rows):
+    y = 38 + 22 * number
+    fill = "#fff" if low <= 0 <= high else "#111"
+    parts.append(f'<text x="{left - 10}" y="{y + 4}" text-anchor="end">{escape(label)}</text>')
+    parts.append(f'<path d="M{across(low):.1f} {y}H{across(high):.1f}" stroke="#111"/>')
+    parts.append(f'<circle cx="{across(mean):.1f}" cy="{y}" r="4" fill="{fill}" stroke="#111"/>')
+  said = f"{title}: " + "; ".join(f"{label} {mean:+.3f} [{low:+.3f}, {high:+.3f}]" for label, mean, low, high in rows)
+  return (
+    f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" '
+    f'role="img" aria-label="{escape(said)}" font-family="system-ui,sans-serif" font-size="12" fill="#111">'
+    f'<rect width="{_WIDTH}" height="{height}" fill="#fff"/>{"".join(parts)}</svg>'
+  )
+
+
 def ticks(low: float, high: float, most: int = 6, least: float = 0.0) -> list[float]:
   """Round numbers that reach from `low` or below to `high` or above. ticks(0.12, 0.48) → [0.1, 0.2, 0.3, 0.4, 0.5].
 

@@ -1,0 +1,28 @@
+"""What studies compare: training runs that differ from the recipe in one place each."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+# Arm: the keys that it changes in the recipe, which is that of `configs/grpo_token.py`.
+ARMS: Mapping[str, Mapping[str, Any]] = {
+  "start": {"train.steps": 0},
+  "outcome": {"attribution.unit": "none", "rl.lambda_": 0.0},
+  "action": {"attribution.unit": "action"},
+  "token": {},
+  "gradients": {"attribution.gradients": 2, "attribution.scorer": "masked"},
+  "token_gold": {"attribution.explain": "gold"},
+  "token_contrast": {"attribution.explain": "contrast"},
+  "token_16": {"attribution.masks": ((0, 16),)},
+  "token_32": {"attribution.masks": ((0, 32),)},
+  "token_strong": {"rl.lambda_": 1.0},
+  "gradients_strong": {"attribution.gradients": 2, "attribution.scorer": "masked", "rl.lambda_": 1.0},
+}
+
+
+def arm_config(config: ConfigDict, name: str, seed: int) -> ConfigDict:
+  """The training run that arm `name` of a study is, for one seed."""
+  changed = config.copy_and_resolve_references()
+  changed.update_from_flattened_dict({"job": "train", "seed": seed, **ARMS[name]})
+  return changed

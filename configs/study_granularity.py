@@ -1,0 +1,47 @@
+"""Does finer credit learn better? Arms that differ in one place, several seeds each, with intervals (job `study`).
+
+The claim of arXiv 2607.21106, token > action > outcome, comes from one run each. Here every arm trains the shipped
+small policy from the same start on the same histories per seed, and answers the same held-out questions.
+
+  python -m attrimem_jax.main --config=configs/study_granularity.py
+  python -m attrimem_jax.main --config=configs/study_granularity.py:doubts
+
+| preset           | arms                                                                                            |
+|------------------|-------------------------------------------------------------------------------------------------|
+| credit, default  | no training; outcome alone; action; token (LASSO); token by two gradients                         |
+| doubts           | whose answer is explained: the given, the gold, gold against given; 8, 16 and 32 masks            |
+| weight           | token and gradients with λ = 0.3 and 1                                                           |
+
+The same command goes on where a study was stopped. `--config.study.seeds` sets how many runs there are of each arm. A
+run takes the time of `grpo_token.py`, so 5 arms x 5 seeds take some hours on two cores.
+"""
+
+import pathlib
+
+from ml_collections import ConfigDict
+
+from attrimem_jax.config import choose, recipe
+
+
+def get_config(preset: str = "") -> ConfigDict:
+  config = recipe(pathlib.Path(__file__).with_name("grpo_token.py"))
+  config.job = "study"
+  config.train.eval_every = 12
+  config.eval.episodes = 128
+  choose(preset, PRESETS)(config)
+  return config
+
+
+def credit(config: ConfigDict) -> None:
+  config.study.arms = ("start", "outcome", "action", "token", "gradients")
+
+
+def doubts(config: ConfigDict) -> None:
+  config.study.arms = ("token", "token_gold", "token_contrast", "token_16", "token_32")
+
+
+def weight(config: ConfigDict) -> None:
+  config.study.arms = ("token", "token_strong", "gradients", "gradients_strong")
+
+
+PRESETS = {"": credit, "credit": credit, "doubts": doubts, "weight": weight}
