@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 
 # Arm: the keys that it changes in the recipe, which is that of `configs/grpo_token.py`.
 ARMS: Mapping[str, Mapping[str, Any]] = {
-  "start": {"train.steps": 0},
+  "start": {"train.steps": 0, "optim.warmup": 0},
   "outcome": {"attribution.unit": "none", "rl.lambda_": 0.0},
   "action": {"attribution.unit": "action"},
   "token": {},

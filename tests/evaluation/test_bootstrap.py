@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from attrimem_jax.evaluation.bootstrap import Interval, difference_interval, mean_interval
+from attrimem_jax.evaluation.bootstrap import Interval, crossed_interval, difference_interval, mean_interval
 
 
 def _plain(groups, samples, confidence, seed):
@@ -131,3 +131,30 @@ def test_a_paired_difference_needs_the_same_questions():
 
 def test_prints_as_mean_and_interval():
   assert str(Interval(0.5, 0.25, 0.75)) == "0.500 [0.250, 0.750]"
+
+
+def test_crossed_is_a_double_sum_over_drawn_runs_and_conversations():
+  sums, counts = np.array([[1.0, 4.0, 0.5], [2.0, 3.0, 0.0]]), np.array([2.0, 5.0, 1.0])
+  found = crossed_interval(sums, counts, samples=2000, seed=3)
+  assert found.mean == pytest.approx((1 + 4 + 0.5 + 2 + 3) / 16)
+  rng, means = np.random.default_rng(8), []
+  for _ in range(20_000):
+    r, c = rng.integers(2, size=2), rng.integers(3, size=3)
+    means.append(sum(sums[i, j] for i in r for j in c) / (2 * counts[c].sum()))
+  np.testing.assert_allclose([found.low, found.high], np.quantile(means, [0.025, 0.975]), atol=0.04)
+
+
+def test_crossed_is_wider_where_runs_differ_and_a_constant_where_nothing_does():
+  conversations = np.random.default_rng(0).random((1, 200))
+  same = crossed_interval(np.repeat(conversations, 5, axis=0), np.ones(200))
+  apart = crossed_interval(conversations + np.array([[-0.2], [-0.1], [0.0], [0.1], [0.2]]), np.ones(200))
+  assert apart.high - apart.low > 1.5 * (same.high - same.low) > 0
+  assert crossed_interval(np.full((2, 3), 0.5), np.ones(3)) == Interval(0.5, 0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+  ("sums", "counts"), [(np.ones(3), np.ones(3)), (np.ones((2, 3)), np.ones(2)), (np.full((1, 1), np.nan), np.ones(1))]
+)
+def test_crossed_refuses_what_is_no_table(sums, counts):
+  with pytest.raises(ValueError, match=r"give finite sums \[R, C\]"):
+    crossed_interval(sums, counts)
