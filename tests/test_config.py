@@ -16,6 +16,7 @@ GRPO_PRESETS = ("", "embedded", "smollm2", "qwen3_0_6b", "qwen3_4b")
 PRESETS = {
   "sft.py": ("", "policy", "answer", "dates", "refresh", "smollm2"),
   "retention.py": ("", "blind", "oracle"),
+  "study_granularity.py": ("", "credit", "doubts", "weight"),
   "attribute.py": ("", "embedded", "smollm2", "qwen3_0_6b"),
 }
 
