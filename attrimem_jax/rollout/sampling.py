@@ -185,14 +185,34 @@ def _draw(params, states, keys, t, temperature, top_k, top_p):
   z = logits(params, states, jnp.where(greedy, 1.0, temperature))
   choice = _narrow(z, top_k, top_p)
 
-  def noise(key):
-    key = jax.random.fold_in(jax.random.wrap_key_data(key, impl="threefry2x32"), t)
-    return jax.random.gumbel(key, z.shape[-1:])
+  def uniform(key):
+    return jax.random.uniform(jax.random.fold_in(jax.random.wrap_key_data(key, impl="threefry2x32"), t))
 
-  gumbel = jax.vmap(jax.vmap(noise))(keys)
-  token = jnp.argmax(choice + jnp.where(greedy, 0.0, gumbel), axis=-1).astype(jnp.int32)
+  weights = jnp.exp(choice - jnp.max(z, axis=-1, keepdims=True))
+  drawn = _invert(weights, jax.vmap(jax.vmap(uniform))(keys))
+  token = jnp.where(greedy, jnp.argmax(choice, axis=-1), drawn).astype(jnp.int32)
   chosen = jnp.take_along_axis(z, token[..., None], axis=-1)[..., 0]
   return token, chosen - jax.nn.logsumexp(z, axis=-1)
+
+
+def _invert(weights, u, width=256):
+  """The first index whose cumulative share of `weights` [..., V] exceeds u [...] in [0, 1); never one of weight 0.
+
+  One number per row is drawn, not one per word of the vocabulary. Sums are taken over blocks and then inside one block,
+  which keeps them exact to some 1e-7 of the whole.
+  """
+  padded = jnp.pad(weights, [(0, 0)] * u.ndim + [(0, -weights.shape[-1] % width)])
+  blocks = padded.reshape(*u.shape, -1, width)
+  sums = blocks.sum(-1)
+  upto = jnp.cumsum(sums, axis=-1)
+  target = u * upto[..., -1]
+  place = jnp.argmax(upto > target[..., None], axis=-1)[..., None]
+  before = jnp.where(place == 0, 0.0, jnp.take_along_axis(upto, jnp.maximum(place - 1, 0), axis=-1))
+  inside = jnp.take_along_axis(blocks, place[..., None], axis=-2)[..., 0, :]
+  beyond = jnp.cumsum(inside, axis=-1) > target[..., None] - before
+  # Rounding may leave the target above the last sum of its block: then the last index that has weight.
+  last = width - 1 - jnp.argmax((inside > 0)[..., ::-1], axis=-1)
+  return place[..., 0] * width + jnp.where(beyond.any(-1), jnp.argmax(beyond, axis=-1), last)
 
 
 def _narrow(z, top_k, top_p):

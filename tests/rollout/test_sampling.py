@@ -10,7 +10,7 @@ import pytest
 from attrimem_jax.nn import decoder
 from attrimem_jax.nn.batching import pack
 from attrimem_jax.nn.config import DecoderConfig
-from attrimem_jax.rollout.sampling import Completion, Sampling, _generate, complete
+from attrimem_jax.rollout.sampling import Completion, Sampling, _generate, _invert, complete
 from attrimem_jax.types import Finish
 from tests.nn import oracle
 
@@ -150,6 +150,23 @@ def test_frequencies_are_the_softmax():
   expected = rows * np.exp(oracle.log_softmax(oracle.logits(config, model.params, [1, 2, 3])[-1] / temperature))
   assert expected.min() > 5, "each cell of the chi-square test is filled"
   assert np.sum((counts - expected) ** 2 / expected) < 23.2  # the 99th percentile with 10 degrees of freedom
+
+
+@pytest.mark.parametrize("words", [1, 255, 256, 700, 3000])
+def test_a_uniform_number_becomes_the_word_of_a_plain_search(words):
+  """Against cumulative sums in float64; a draw within rounding of a border may take the neighbour that has weight."""
+  rng = np.random.default_rng(words)
+  weights = (rng.exponential(size=(50, words)) * (rng.random((50, words)) < 0.3)).astype(np.float32)
+  weights[:, rng.integers(words)] = 1e-3
+  u = np.concatenate([[0.0, 0.0, 1 - 2**-23, 1 - 2**-23], rng.random(46)]).astype(np.float32)
+  found = np.asarray(jax.jit(_invert)(weights, u))
+  upto = np.cumsum(weights.astype(np.float64), axis=-1)
+  share, rows = upto / upto[:, -1:], np.arange(50)
+  assert (weights[rows, found] > 0).all()
+  assert (share[rows, found] > u - 1e-6).all()
+  assert (np.where(found > 0, share[rows, found - 1], 0.0) <= u + 1e-6).all()
+  plain = np.array([np.searchsorted(row, x, side="right") for row, x in zip(share, u, strict=True)])
+  assert np.mean(found == plain) > 0.9
 
 
 def test_compilations_are_bounded():
