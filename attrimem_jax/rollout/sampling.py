@@ -1,14 +1,17 @@
 """Sampling completions: prefixes are read once, prompts once per row, then one token per row and step until all stop.
 
-The whole of it is one compiled program per shape. A row draws from its own key, folded with the token's number, so what
-a row draws does not depend on the rows beside it. Log-probabilities are those of the full distribution at the sampling
-temperature, as the trainer computes them, also where top-k or top-p narrowed the choice.
+The whole of it is one compiled program per shape while completions are short. Longer ones go through stages of twice
+the length each: between two of them rows that have stopped leave the batch, and the keys of new tokens get twice the
+room, so that little is spent on rows that stopped or on tokens that nobody has sampled yet. A row draws from its own
+key, folded with the token's number, so what a row draws does not depend on the rows beside it. Log-probabilities are
+those of the full distribution at the sampling temperature, as the trainer computes them, also where top-k or top-p
+narrowed the choice.
 """
 
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +21,11 @@ from attrimem_jax.nn import sharding
 from attrimem_jax.nn.attention import attend, rotary
 from attrimem_jax.nn.batching import Ids, bucket, pack
 from attrimem_jax.nn.config import DecoderConfig
-from attrimem_jax.nn.decoder import Params, Shared, block, embed, forward, logits, rms_norm, unroll
+from attrimem_jax.nn.decoder import Caches, Params, Shared, block, embed, forward, logits, rms_norm, unroll
 from attrimem_jax.text.tokenizer import Tokenizer
 from attrimem_jax.types import Finish
+
+FIRST_STAGE = 128  # new tokens
 
 
 class Model(Protocol):
@@ -100,21 +105,50 @@ def complete(
   padded = np.zeros((len(prefixes), rows, 2), np.uint32)
   padded[:, : keys.shape[1]] = keys[:, :rows]
   stop = tuple(model.tokenizer.stop_ids)
-  static = (bucket(sampling.max_new_tokens, 8), stop, sampling.top_k, sampling.top_p, jnp.dtype(dtype).name)
-  ids, logps, lengths = sharding.fetch(
-    _generate(
-      model.config,
-      *static,
-      model.params,
-      *sharding.spread((shared, padded), model.params),
-      np.float32(sampling.temperature),
-      np.int32(sampling.max_new_tokens),
-    )
-  )
+  static = (stop, sampling.top_k, sampling.top_p)
+  shared, padded = sharding.spread((shared, padded), model.params)
+  last = (np.float32(sampling.temperature), np.int32(sampling.max_new_tokens))
+  widths = _stages(bucket(sampling.max_new_tokens, 8))
+  begin = (model.config, widths[0], len(widths) > 1, jnp.dtype(dtype).name, *static, model.params)
+  progress, context = _begin(*begin, shared, padded, *last)
+  done, *found = sharding.fetch((progress.done, progress.ids, progress.logps, progress.lengths))
+  place = np.broadcast_to(np.arange(rows), done.shape)  # where each row of the batch stood at first
+  for width in widths[1:]:
+    if done.all():
+      break
+    order = np.argsort(done, axis=1, kind="stable")[:, : _halved(rows, int((~done).sum(1).max()))]
+    rows, place = order.shape[1], np.take_along_axis(place, order, 1)
+    progress, context = _go_on(model.config, width, *static, model.params, progress, context, order, *last)
+    done, *new = sharding.fetch((progress.done, progress.ids, progress.logps, progress.lengths))
+    found = [_stored(old, some, place) for old, some in zip(found, new, strict=True)]
+  ids, logps, lengths = found
   return [
     [_completion(ids[p, i], logps[p, i], lengths[p, i], stop) for i in range(len(group))]
     for p, group in enumerate(prompts)
   ]
+
+
+def _stages(width: int) -> list[int]:
+  """Room for new tokens in each stage: [300] becomes 128, 256, 300."""
+  found = [FIRST_STAGE]
+  while found[-1] < width:
+    found.append(2 * found[-1])
+  return [*found[:-1], width]
+
+
+def _halved(rows: int, live: int) -> int:
+  """`rows` halved as long as `live` rows still fit, so that few shapes are met."""
+  while rows > 1 and -(-rows // 2) >= live:
+    rows = -(-rows // 2)
+  return rows
+
+
+def _stored(old: np.ndarray, new: np.ndarray, place: np.ndarray) -> np.ndarray:
+  """`old` [P, n, ...] with the rows of `new` at their places, as wide as these."""
+  wide = np.zeros((*old.shape[:2], *new.shape[2:]), old.dtype)
+  wide[(slice(None), slice(None), *(slice(size) for size in old.shape[2:]))] = old
+  wide[np.arange(len(old))[:, None], place] = new
+  return wide
 
 
 def _completion(ids, logps, length, stop) -> Completion:
@@ -122,32 +156,113 @@ def _completion(ids, logps, length, stop) -> Completion:
   return Completion(ids, logps, Finish.STOP if length and ids[-1] in stop else Finish.LENGTH)
 
 
-@functools.partial(jax.jit, static_argnums=range(6))
-def _generate(
-  config: DecoderConfig, width, stop, top_k, top_p, dtype, params, shared: Shared, keys, temperature, limit
+class _Progress(NamedTuple):
+  """What changes while tokens are sampled; W is the room for new tokens.
+
+  Attributes:
+    t: tokens sampled so far, of a row that has not stopped.
+    done: bool [P, n].
+    states: float32 [P, n, D], from which the next token is drawn.
+    ids, logps: [P, n, W].
+    lengths: int32 [P, n].
+    new_k, new_v: [L, P, n, W, K, H].
+  """
+
+  t: jax.Array
+  done: jax.Array
+  states: jax.Array
+  ids: jax.Array
+  logps: jax.Array
+  lengths: jax.Array
+  new_k: jax.Array
+  new_v: jax.Array
+
+
+class _Context(NamedTuple):
+  """What was read before the first token.
+
+  Attributes:
+    caches: prefix k, prefix v [L, P, Tp, K, H], prompt k, prompt v [L, P, n, Ts, K, H].
+    prefix_mask, prompt_mask: bool [P, Tp], [P, n, Ts].
+    keys: uint32 [P, n, 2], from which rows draw.
+  """
+
+  caches: Caches
+  prefix_mask: jax.Array
+  prompt_mask: jax.Array
+  keys: jax.Array
+
+
+@functools.partial(jax.jit, static_argnums=range(7))
+def _begin(
+  config: DecoderConfig, width, more, dtype, stop, top_k, top_p, params, shared: Shared, keys, temperature, limit
 ):
-  """Returns ids int32 [P, n, width], logps float32 [P, n, width] and lengths int32 [P, n]."""
+  """Reads everything and samples up to `width` tokens; what a next stage (`more`) would need of it is returned too."""
   states, caches = forward(config, params, shared, dtype=jnp.dtype(dtype), keep_cache=True)
   P, n, _ = shared.suffix.shape
-  first = shared.prefix_mask.sum(-1)[:, None] + shared.suffix_mask.sum(-1)
+  assert caches is not None, "asked for"
+  context = _Context(caches, shared.prefix_mask, shared.suffix_mask, keys)
+  ids, lengths = jnp.zeros((P, n, width), jnp.int32), jnp.zeros((P, n), jnp.int32)
+  empty = jnp.zeros((config.layers, P, n, width, config.kv_heads, config.head_size), jnp.dtype(dtype))
+  done = ~jnp.any(shared.suffix_mask, axis=-1)
+  start = _Progress(jnp.int32(0), done, states[:, :, -1], ids, ids.astype(jnp.float32), lengths, empty, empty)
+  progress = _sample(config, stop, top_k, top_p, params, context, start, temperature, limit)
+  nothing = jnp.zeros(())
+  return (progress, context) if more else (progress._replace(new_k=nothing, new_v=nothing, states=nothing), nothing)
+
+
+@functools.partial(jax.jit, static_argnums=range(5))
+def _go_on(config, width, stop, top_k, top_p, params, progress, context, order, temperature, limit):
+  """Keeps the rows `order` [P, m], gives new tokens `width` columns, and samples on."""
+
+  def rows(a, axis=1):
+    shape = [1] * a.ndim
+    shape[axis - 1], shape[axis] = order.shape
+    return jnp.take_along_axis(a, order.reshape(shape), axis)
+
+  def wider(a, axis):
+    return jnp.pad(a, [(0, width - a.shape[axis] if i == axis else 0) for i in range(a.ndim)])
+
+  prefix_k, prefix_v, prompt_k, prompt_v = context.caches
+  context = _Context(
+    (prefix_k, prefix_v, rows(prompt_k, 2), rows(prompt_v, 2)),
+    context.prefix_mask,
+    rows(context.prompt_mask),
+    rows(context.keys),
+  )
+  progress = _Progress(
+    progress.t,
+    rows(progress.done),
+    rows(progress.states),
+    wider(rows(progress.ids), 2),
+    wider(rows(progress.logps), 2),
+    rows(progress.lengths),
+    wider(rows(progress.new_k, 2), 3),
+    wider(rows(progress.new_v, 2), 3),
+  )
+  return _sample(config, stop, top_k, top_p, params, context, progress, temperature, limit), context
+
+
+def _sample(config: DecoderConfig, stop, top_k, top_p, params, context: _Context, start: _Progress, temperature, limit):
+  """Samples until every row has stopped, or has `limit` tokens, or the room is full."""
+  width = start.ids.shape[-1]
+  first = context.prefix_mask.sum(-1)[:, None] + context.prompt_mask.sum(-1)
   stop_ids = jnp.array(stop, jnp.int32)
-  to_prefix = shared.prefix_mask[:, None, None, :]
-  to_prompt = shared.suffix_mask[:, :, None, :]
-  layer_count, K, H = config.layers, config.kv_heads, config.head_size
-  empty = jnp.zeros((layer_count, P, n, width, K, H), jnp.dtype(dtype))
+  to_prefix = context.prefix_mask[:, None, None, :]
+  to_prompt = context.prompt_mask[:, :, None, :]
+  dtype = start.new_k.dtype
 
-  def go_on(carry):
-    t, done, *_ = carry
-    return (t < limit) & ~jnp.all(done)
+  def go_on(now: _Progress):
+    return (now.t < jnp.minimum(limit, width)) & ~jnp.all(now.done)
 
-  def one(carry):
-    t, done, states, ids, logps, lengths, new_k, new_v = carry
-    token, logp = _draw(params, states, keys, t, temperature, top_k, top_p)
-    ids = jax.lax.dynamic_update_index_in_dim(ids, jnp.where(done, 0, token), t, 2)
-    logps = jax.lax.dynamic_update_index_in_dim(logps, jnp.where(done, 0.0, logp), t, 2)
-    lengths = lengths + ~done
+  def one(now: _Progress):
+    t, done = now.t, now.done
+    token, logp = _draw(params, now.states, context.keys, t, temperature, top_k, top_p)
+    ids = jax.lax.dynamic_update_index_in_dim(now.ids, jnp.where(done, 0, token), t, 2)
+    logps = jax.lax.dynamic_update_index_in_dim(now.logps, jnp.where(done, 0.0, logp), t, 2)
+    lengths = now.lengths + ~done
     done = done | jnp.any(token[..., None] == stop_ids, axis=-1)
-    rope = rotary((first + t)[..., None], H, config.rope_theta)
+    rope = rotary((first + t)[..., None], config.head_size, config.rope_theta)
     to_new = (jnp.arange(width) < t)[None, None, None, :]
 
     def layer(x, xs):
@@ -157,26 +272,14 @@ def _generate(
       own = [(prompt_k, prompt_v, to_prompt), (past_k, past_v, to_new), (k, v, jnp.ones((1, 1, 1, 1), bool))]
       return net.finish(x, attend(q, [(prefix_k, prefix_v, to_prefix)], own)), (k, v)
 
-    x = embed(params, token, jnp.dtype(dtype))[:, :, None]
-    x, (k, v) = jax.lax.scan(layer, x, (params["layers"], caches, new_k, new_v), unroll=unroll(config))
-    new_k, new_v = (jax.lax.dynamic_update_slice_in_dim(a, b, t, 3) for a, b in ((new_k, k), (new_v, v)))
+    x = embed(params, token, dtype)[:, :, None]
+    layers = (params["layers"], context.caches, now.new_k, now.new_v)
+    x, (k, v) = jax.lax.scan(layer, x, layers, unroll=unroll(config))
+    new_k, new_v = (jax.lax.dynamic_update_slice_in_dim(a, b, t, 3) for a, b in ((now.new_k, k), (now.new_v, v)))
     states = rms_norm(x[:, :, 0].astype(jnp.float32), params["norm"], config.norm_eps)
-    return t + 1, done, states, ids, logps, lengths, new_k, new_v
+    return _Progress(t + 1, done, states, ids, logps, lengths, new_k, new_v)
 
-  done = ~jnp.any(shared.suffix_mask, axis=-1)
-  ids = jnp.zeros((P, n, width), jnp.int32)
-  start = (
-    jnp.int32(0),
-    done,
-    states[:, :, -1],
-    ids,
-    ids.astype(jnp.float32),
-    jnp.zeros((P, n), jnp.int32),
-    empty,
-    empty,
-  )
-  _, _, _, ids, logps, lengths, _, _ = jax.lax.while_loop(go_on, one, start)
-  return ids, logps, lengths
+  return jax.lax.while_loop(go_on, one, start)
 
 
 def _draw(params, states, keys, t, temperature, top_k, top_p):

@@ -1,6 +1,7 @@
 """Sampling: what is drawn, with which probability, and that neither batch nor shape has a say in it."""
 
 import functools
+import itertools
 import types
 
 import jax
@@ -10,7 +11,8 @@ import pytest
 from attrimem_jax.nn import decoder
 from attrimem_jax.nn.batching import pack
 from attrimem_jax.nn.config import DecoderConfig
-from attrimem_jax.rollout.sampling import Completion, Sampling, _generate, _invert, complete
+from attrimem_jax.rollout import sampling
+from attrimem_jax.rollout.sampling import Completion, Sampling, _begin, _invert, complete
 from attrimem_jax.types import Finish
 from tests.nn import oracle
 
@@ -172,12 +174,42 @@ def test_a_uniform_number_becomes_the_word_of_a_plain_search(words):
 def test_compilations_are_bounded():
   """Twenty random lengths of prefix, prompt and completion meet two widths of each of the first two."""
   config = DecoderConfig(11, 8, 1, 2, 1, 4, 8, rope_theta=1e4)
-  model, rng, before = model_of(config, (10,)), np.random.default_rng(0), _generate._cache_size()
+  model, rng, before = model_of(config, (10,)), np.random.default_rng(0), _begin._cache_size()
   for _ in range(20):
     prefix, prompt, new = rng.integers(1, 65), rng.integers(1, 65), rng.integers(1, 9)
     keys = np.zeros((1, 1, 2), np.uint32)
     complete(model, [[1] * prefix], [[[2] * prompt]], keys, Sampling(int(new), rng.random()), rows=2, step=32)
-  assert 1 < _generate._cache_size() - before <= 4
+  assert 1 < _begin._cache_size() - before <= 4
+
+
+def test_stages_change_nothing_but_the_size_of_the_batch(model, monkeypatch):
+  """Rows that stop at different times, sampled in stages of 2, 4, 8, 16 and 24 tokens, and in one."""
+  keys = np.random.default_rng(7).integers(2**32, size=(2, 8, 2), dtype=np.uint32)
+  prompts = [PROMPTS[0][:1] * 8, PROMPTS[1] * 5]
+
+  def run():
+    return complete(model, PREFIXES, prompts, keys, Sampling(20), rows=8, step=8)
+
+  whole = run()
+  widths, go_on = [], sampling._go_on
+
+  def spied(config, width, *rest):
+    widths.append((width, rest[-3].shape[1]))
+    return go_on(config, width, *rest)
+
+  monkeypatch.setattr(sampling, "FIRST_STAGE", 2)
+  monkeypatch.setattr(sampling, "_go_on", spied)
+  for a, b in zip(itertools.chain(*whole), itertools.chain(*run()), strict=True):
+    np.testing.assert_array_equal(a.ids, b.ids)
+    np.testing.assert_allclose(a.logps, b.logps, atol=1e-5)
+    assert a.finish == b.finish
+  longest = [sorted((len(c.ids) - (c.finish == Finish.STOP) for c in group), reverse=True) for group in whole]
+  live = [max(sum(length >= stage for length in group) for group in longest) for stage in (2, 4, 8, 16)]
+  assert [width for width, _ in widths] == [4, 8, 16, 24][: len(widths)]
+  assert len(widths) >= 3
+  for (_, rows), alive in zip(widths, live, strict=False):
+    assert alive <= rows <= max(1, 2 * alive)
+  assert widths[-1][1] < 8
 
 
 def test_prompts_beyond_the_models_positions_are_refused(model):
