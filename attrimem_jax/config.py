@@ -24,7 +24,7 @@ def default() -> ConfigDict:
   config.policy = _policy()
   config.answer = _answer()
   config.rollout = _rollout()
-  config.reward = ConfigDict({"kind": "contains", "questions": 4})  # questions asked per history; 0 asks them all
+  config.reward = _reward()
   config.attribution = _attribution()
   config.explain = _explain()
   config.rl = _rl()
@@ -34,7 +34,7 @@ def default() -> ConfigDict:
   config.eval = _eval()
   config.sft = _sft()
   config.retention = _retention()
-  config.study = ConfigDict({"arms": (), "seeds": 5})  # what is compared (`jobs.study.ARMS`), and runs of each
+  config.study = ConfigDict({"arms": (), "seeds": 5})  # what is compared (`arms.ARMS`), and runs of each
   config.mesh = ConfigDict(
     {"data": 1, "fsdp": 1, "tensor": 1}
   )  # devices along each axis; the product is all that are used
@@ -103,6 +103,14 @@ def _rollout() -> ConfigDict:
   rollout.records_budget = 512  # within so many tokens
   rollout.bucket = 64  # lengths are padded to multiples of this, which bounds compilations
   return rollout
+
+
+def _reward() -> ConfigDict:
+  reward = ConfigDict()
+  reward.kind = "contains"
+  reward.questions = 4  # asked per history; 0 asks them all
+  reward.kinds = ()  # question kinds that training asks; () asks what data.kinds keeps, as evaluation always does
+  return reward
 
 
 def _attribution() -> ConfigDict:

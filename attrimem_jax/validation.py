@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
+from attrimem_jax import arms as study
 from attrimem_jax import checks
 from attrimem_jax.attribution.ablations import LEVELS
 from attrimem_jax.data import benchmarks, reading, synthetic
-from attrimem_jax.jobs import arms as study
 from attrimem_jax.nn.lora import TARGETS
 from attrimem_jax.types import Module
 
@@ -283,10 +283,11 @@ def _path(text: str) -> pathlib.Path:
 def _data_set(config: ConfigDict) -> Iterator[str]:
   reader = benchmarks.READERS.get(config.data.name)
   known = reader.KINDS if reader else synthetic.KINDS
-  for kind in config.data.kinds:
-    if kind not in known:
-      what = f"{kind!r} is no kind of question of this data set"
-      yield _problem(config, "data.kinds", what, f"Choose from {', '.join(known)}.")
+  for name in ("data.kinds", "reward.kinds"):
+    for kind in get(config, name):
+      if kind not in known:
+        what = f"{kind!r} is no kind of question of this data set"
+        yield _problem(config, name, what, f"Choose from {', '.join(known)}.")
   yield from _benchmark(config) if reader else _synthetic(config)
 
 
@@ -444,7 +445,7 @@ def _hosts(config: ConfigDict) -> Iterator[str]:
       if hosts[name] != unset:
         yield _problem(config, f"hosts.{name}", "is set without config.hosts.coordinator", "Give its host:port.")
     return
-  if config.job in ("attribute", "export", "plan"):
+  if config.job in ("attribute", "export", "plan", "study"):
     what = f"job {config.job!r} runs in one process"
     yield _problem(config, "hosts.coordinator", what, "Leave it empty (and $ATTRIMEM_COORDINATOR unset).")
   if hosts.coordinator == "auto":

@@ -9,7 +9,9 @@ Symbols of the paper: ŷ is `Answer.completion`, φ_j `Attribution.weights`, r_{
 metrics) and anything the paper keeps to itself (its prompts, retriever, λ).
 """
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,7 +22,7 @@ from attrimem_jax.attribution.ablations import masks_at
 from attrimem_jax.attribution.attribute import Attribution, Measurement, Problem, fit, gated, measure
 from attrimem_jax.attribution.attribute import judge as judge_attributions
 from attrimem_jax.attribution.credit import Unit
-from attrimem_jax.data.teacher import coverage
+from attrimem_jax.data.coverage import coverage
 from attrimem_jax.evaluation.runner import (
   Evaluated,
   answer_rows,
@@ -158,8 +160,10 @@ class Trainer:
     every, last = self.config.train.eval_every, self.config.train.steps
     if not (step in (0, last) or (every and step % every == 0)) or self.run.evaluated(step):
       return
-    metrics, rows = self.report(step, self.evaluate(params))
+    done = self.evaluate(params)
+    metrics, rows = self.report(step, done)
     self.run.evaluation(step, rows)
+    self.run.memories(step, self.memory_rows(done))
     self.run.log(step, {f"eval/{name}": v for name, v in metrics.items()})
 
   def report(self, step: int, done: Sequence[Evaluated]) -> tuple[dict[str, float], list[dict]]:
@@ -168,7 +172,7 @@ class Trainer:
     sizes = {"samples": config.eval.bootstrap, "confidence": config.eval.confidence}
     metrics, rows = summarise(done, **sizes), answer_rows(done)
     if config.data.name == "synthetic":
-      metrics |= _facts(done, self.tasks.evaluation())
+      metrics |= shares(self.memory_rows(done))
     before = self.run.first_evaluation() if step else None
     metrics |= gain(rows, before, **sizes) if before else {}
     low, high = metrics["accuracy_low"], metrics["accuracy_high"]
@@ -178,6 +182,18 @@ class Trainer:
       flush=True,
     )
     return metrics, rows
+
+  def memory_rows(self, done: Sequence[Evaluated]) -> list[dict[str, Any]]:
+    """One row per memory: its history, its current records and, in the synthetic world, what they are worth."""
+    episodes = {task.window.history.id: task.episode for task in self.tasks.evaluation()}
+    rows = []
+    for e in done:
+      history, current = e.rollout.window.history.id, e.rollout.bank.current()
+      row: dict[str, Any] = {"history": history, "memory": [f"#{r.id} [{r.module}] {r.text}" for r in current]}
+      if self.config.data.name == "synthetic":
+        row |= dataclasses.asdict(coverage(episodes[history], current))
+      rows.append(row)
+    return rows
 
   def conclude(self) -> None:
     """Prints how accuracy and reward moved, and leaves the report."""
@@ -255,12 +271,14 @@ class Trainer:
     return sharding.place_batch(accumulation.split(batch, micro), self.mesh)
 
 
-def _facts(done: Sequence[Evaluated], tasks: Sequence[Task]) -> dict[str, float]:
-  """Shares of the facts that were told which memories state, and of their tokens that state one."""
-  episodes = {task.window.history.id: task.episode for task in tasks}
-  shares = [coverage(episodes[e.rollout.window.history.id], e.rollout.bank.current()) for e in done]
-  recall, precision = np.mean(shares, axis=0)
-  return {"fact_recall": float(recall), "fact_precision": float(precision)}
+def shares(memories: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+  """Of `Trainer.memory_rows`, means over memories: the share of the facts that one holds (1 where none was told), and
+  of its tokens those that state a fact, and those that a question needs (0 of an empty memory)."""
+  return {
+    "fact_recall": float(np.mean([row["held"] / row["facts"] if row["facts"] else 1.0 for row in memories])),
+    "fact_precision": float(np.mean([row["stating"] / max(1, row["tokens"]) for row in memories])),
+    "needed_tokens": float(np.mean([row["needed"] / max(1, row["tokens"]) for row in memories])),
+  }
 
 
 def _judged(rows: Sequence[Evaluated]) -> Group:

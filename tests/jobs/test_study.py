@@ -10,9 +10,10 @@ import pytest
 
 from attrimem_jax import config as schema
 from attrimem_jax import validation
+from attrimem_jax.arms import ARMS, arm_config
+from attrimem_jax.data import synthetic
 from attrimem_jax.jobs import study
-from attrimem_jax.jobs.arms import ARMS, arm_config
-from attrimem_jax.view.study import write_page
+from attrimem_jax.view.study import write_page, write_pictures
 
 RECIPE = pathlib.Path(__file__).parents[2] / "configs" / "study_granularity.py"
 
@@ -81,6 +82,43 @@ def test_numbers_by_hand():
   assert found["curves"]["token"]["reward"] == [pytest.approx([1, 0.2, 0.2, 0.2]), pytest.approx([2, 0.4, 0.4, 0.4])]
 
 
+def test_kinds_of_questions_by_hand():
+  """Two kinds: on the one the arms differ by a half, on the other not at all; a run without kinds counts nowhere."""
+  runs = [dict(run) for run in RUNS]
+  for run, asked in zip(runs, (1.0, 1.0, 2.0, 2.0), strict=False):
+    run["kinds"] = {"new": {"a": [asked, 2]}, "old": {"a": [1.0, 2], "b": [1.0, 2]}}
+  found = study.summarise(runs, samples=500)["kinds"]
+  assert found["new"]["arms"]["outcome"] == {"mean": 0.5, "low": 0.5, "high": 0.5}
+  assert found["new"]["arms"]["token"] == {"mean": 1.0, "low": 1.0, "high": 1.0}
+  assert found["new"]["differences"]["token - outcome"]["by_seed"] == [0.5, 0.5]
+  assert found["old"]["differences"]["token - outcome"]["mean"] == 0.0
+  assert study.summarise(RUNS, samples=500)["kinds"] == {}
+
+
+def test_scores_and_kinds_of_a_run_come_from_its_answers(tmp_path):
+  answers = [
+    {"history": "a", "kind": "x", "score": 1.0},
+    {"history": "a", "kind": "y", "score": 0.0},
+    {"history": "b", "kind": "x", "score": 0.5},
+  ]
+  rows = [
+    {"step": 0, "eval/accuracy": 0.5},
+    {"step": 1, "train/reward": 0.25, "time/write": 2.0, "time/update": 3.0},
+    {"step": 1, "eval/accuracy": 0.5, "eval/needed_tokens": 0.75},
+  ]
+  (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+  (tmp_path / "evaluations").mkdir()
+  for step in (0, 1):
+    lines = "".join(json.dumps(row) + "\n" for row in answers)
+    (tmp_path / "evaluations" / f"step_{step:06d}.jsonl").write_text(lines)
+  found = study.result("token", 4, tmp_path)
+  scores = {"a": [1.0, 2], "b": [0.5, 1]}
+  assert found["evaluations"][1] == {"step": 1, "accuracy": 0.5, "needed_tokens": 0.75, "scores": scores}
+  assert found["kinds"] == {"x": {"a": [1.0, 1], "b": [0.5, 1]}, "y": {"a": [0.0, 1]}}
+  assert found["curves"]["reward"] == [0.25]
+  assert found["seconds"] == 5
+
+
 def test_runs_that_were_asked_different_questions_are_not_compared():
   with pytest.raises(ValueError, match="different questions"):
     study.summarise([*RUNS, made("token", 3, START, {"a": [1.0, 4], "c": [1.0, 4]})])
@@ -89,6 +127,9 @@ def test_runs_that_were_asked_different_questions_are_not_compared():
 def test_page_and_table_say_the_same(tmp_path):
   summary = study.summarise(RUNS, samples=500)
   write_page(tmp_path / "study.html", summary)
+  pictures = [path.name for path in write_pictures(tmp_path, summary)]
+  assert pictures == ["curves.png", "differences.png"]
+  assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
   page, text = (tmp_path / "study.html").read_text(), study.table(summary)
   for part in ("outcome", "token - outcome", "0.875 ["):
     assert part in page
@@ -124,7 +165,7 @@ def test_a_study_that_was_stopped_ends_as_one_that_was_not(tmp_path, tiny, envir
   assert whole.returncode == 0, text
   stopped = start(tmp_path / "stopped")
   for line in stopped.stdout:
-    if line.startswith("1/3") or "1/3 " in line:
+    if line.startswith("1/3  reward"):
       stopped.send_signal(signal.SIGTERM)
       break
   rest, _ = stopped.communicate(timeout=240)
@@ -140,3 +181,9 @@ def test_a_study_that_was_stopped_ends_as_one_that_was_not(tmp_path, tiny, envir
     contents.append([{k: v for k, v in run.items() if k != "seconds"} for run in runs])
   assert contents[0] == contents[1]
   assert [run["arm"] for run in contents[0]] == ["start", "outcome", "token"]
+  assert set(contents[0][-1]["kinds"]) <= set(synthetic.KINDS)
+  arguments.append("--config.rl.kl=0.5")
+  other = start(tmp_path / "whole")
+  text, _ = other.communicate(timeout=60)
+  assert other.returncode != 0
+  assert "holds a run of another configuration (rl.kl: 0.02 there, 0.5 now)" in text

@@ -87,6 +87,13 @@ def test_all_questions_of_the_whole_history_in_evaluation():
     assert task.questions == episode.questions
 
 
+def test_training_may_ask_fewer_kinds_than_evaluation():
+  kinds = synthetic.KINDS[:2]
+  run = tasks(**{"reward.kinds": kinds})
+  assert {q.kind for step in range(8) for task in run.training(step) for q in task.questions} == set(kinds)
+  assert run.evaluation() == tasks().evaluation()
+
+
 def test_chosen_questions_keep_their_order_and_kinds():
   kinds = synthetic.KINDS[:2]
   run = tasks(**{"data.kinds": tuple(kinds), "reward.questions": 2})

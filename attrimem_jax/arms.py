@@ -5,6 +5,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+# Kinds of questions that the arms called "…_some" train on; all arms are asked all kinds in the end.
+SOME = ("single-session", "multi-session")
+
 # Arm: the keys that it changes in the recipe, which is that of `configs/grpo_token.py`.
 ARMS: Mapping[str, Mapping[str, Any]] = {
   "start": {"train.steps": 0, "optim.warmup": 0},
@@ -17,6 +20,8 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
   "token_16": {"attribution.masks": ((0, 16),)},
   "token_32": {"attribution.masks": ((0, 32),)},
   "token_strong": {"rl.lambda_": 1.0},
+  "outcome_some": {"attribution.unit": "none", "rl.lambda_": 0.0, "reward.kinds": SOME},
+  "token_some": {"reward.kinds": SOME},
   "gradients_strong": {"attribution.gradients": 2, "attribution.scorer": "masked", "rl.lambda_": 1.0},
 }
 
