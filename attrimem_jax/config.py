@@ -177,6 +177,7 @@ def _rl() -> ConfigDict:
   rl.kl = 0.02  # towards the starting policy, by the k3 estimator
   rl.loss_norm = "token"
   rl.drop_flat_groups = False  # leave out groups of equal rewards altogether, their KL term included
+  rl.redraw = 0  # times that a step with flat groups draws other histories, whose groups take their places
   rl.micro_batches = 1
   rl.remat = False  # recompute activations in the backward pass: less memory, a third more work
   return rl
@@ -213,6 +214,9 @@ def _train() -> ConfigDict:
   train.eval_every = 0  # 0: before the first and after the last step only
   train.checkpoint_every = 50
   train.keep_checkpoints = 2
+  # A run stops, and keeps the checkpoint before, when `patience` steps on end show the same sign of collapse: an
+  # entropy below, a KL above, or a reward below these. Patience 0 never stops.
+  train.collapse = ConfigDict({"patience": 0, "entropy": 0.01, "kl": 10.0, "reward": 0.0})
   return train
 
 

@@ -86,6 +86,7 @@ _AT_LEAST: Mapping[str, float] = {
   "rl.clip_low": 0,
   "rl.clip_high": 0,
   "rl.kl": 0,
+  "rl.redraw": 0,
   "rl.micro_batches": 1,
   "lora.rank": 1,
   "lora.alpha": 1e-6,  # at 0 the factors would count for nothing
@@ -99,6 +100,7 @@ _AT_LEAST: Mapping[str, float] = {
   "train.eval_every": 0,
   "train.checkpoint_every": 1,
   "train.keep_checkpoints": 1,
+  **{f"train.collapse.{name}": 0 for name in ("patience", "entropy", "kl", "reward")},
   "eval.episodes": 1,
   "eval.questions": 0,
   "eval.temperature": 0,
@@ -131,6 +133,7 @@ _AT_LEAST: Mapping[str, float] = {
 
 # The greatest value of a key. What lies beyond is a slip of the keyboard: it would run for days before it failed.
 _AT_MOST: Mapping[str, float] = {
+  "rl.redraw": 3,
   "lora.rank": 4096,
   "optim.lr": 1.0,
   "seed": checks.SEEDS,

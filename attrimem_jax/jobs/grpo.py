@@ -44,6 +44,7 @@ from attrimem_jax.nn.lora import whole
 from attrimem_jax.rl import accumulation
 from attrimem_jax.rl import optimizer as optimizers
 from attrimem_jax.rl.advantages import reward_statistics
+from attrimem_jax.rl.collapse import Limits, collapsed, signs
 from attrimem_jax.rl.experience import AdvantageSettings, Group, Valued, training_batch, value
 from attrimem_jax.rl.loss import LossSettings
 from attrimem_jax.rl.update import check_first_step, make_update
@@ -54,11 +55,17 @@ from attrimem_jax.view.report import write_report
 
 
 def run_grpo(config: ConfigDict, run: Run) -> None:
-  """Trains for `train.steps`, resuming from the newest checkpoint; evaluates before, during and after."""
+  """Trains for `train.steps`, resuming from the newest checkpoint; evaluates before, during and after.
+
+  Where the policy collapses (`train.collapse`) the run ends early. A step that shows a sign of it is not saved, so the
+  newest checkpoint, which the job `evaluate` takes, is of a step before.
+  """
+  limits = Limits(**config.train.collapse.to_dict())
   trainer = Trainer(config, run)
   state = run.begin(trainer.initial_state())
   start, moved = int(state.step), int(state.step) > 0
   trainer.evaluate_if_due(start, trainer.whole(state.params))
+  past = run.rows()
   with run.progress(start, config.train.steps) as progress:
     for step in range(start, config.train.steps):
       if run.stopping:
@@ -67,11 +74,26 @@ def run_grpo(config: ConfigDict, run: Run) -> None:
       moved = moved or check_first_step({name.removeprefix("train/"): value for name, value in metrics.items()})
       run.log(step + 1, metrics)
       progress.show(step + 1, {n: metrics[f"train/{n}"] for n in ("reward", "kl", "memory_tokens")})
-      if run.due(step + 1, config.train.checkpoint_every, step + 1 == config.train.steps):
+      last = step + 1 == config.train.steps
+      due = run.due(step + 1, config.train.checkpoint_every, last)
+      past.append(metrics)
+      if sign := collapsed(past, limits):
+        _tell_collapse(sign, limits, step + 1, run)
+        break
+      if due and (last or not signs(metrics, limits)):
         run.save(step + 1, state)
       if not run.stopping:
         trainer.evaluate_if_due(step + 1, trainer.whole(state.params))
   trainer.conclude()
+
+
+def _tell_collapse(sign: str, limits: Limits, step: int, run: Run) -> None:
+  kept = f"the newest checkpoint is of step {run.newest}" if run.newest else "there is no checkpoint of a step before"
+  print(
+    f"step {step}: the policy collapsed, its {sign} is beyond config.train.collapse.{sign}={getattr(limits, sign)} for "
+    f"{limits.patience} steps; {kept}. Lower config.optim.lr or raise config.rl.kl in another --workdir",
+    flush=True,
+  )
 
 
 class Trainer:
@@ -119,11 +141,7 @@ class Trainer:
   def step(self, step: int, state: optimizers.TrainState) -> tuple[optimizers.TrainState, dict[str, float]]:
     """One GRPO step: (new state, metrics with slash-separated names)."""
     clock, config = Clock(), self.config.attribution
-    tasks = self.tasks.training(step)
-    with clock("write"):
-      groups = self._write(step, self.whole(state.params), tasks)
-    with clock("answer"):
-      groups = self._answer(tasks, groups)
+    tasks, groups, drawn = self._experience(step, self.whole(state.params), clock)
     with clock("score"):
       measurements = self._measure(step, groups)
     with clock("fit"):
@@ -136,6 +154,7 @@ class Trainer:
       measured = {name: float(v) for name, v in jax.device_get(metrics).items()}
     self.run.rollouts(step + 1, rollout_rows(groups, valued, self.policy.tokenizer))
     measured |= _metrics(groups, valued, attributions)
+    measured |= {"drawn_groups": float(len(drawn)), "flat_drawn": float(np.mean([group.flat for group in drawn]))}
     return state, {f"train/{name}": v for name, v in measured.items()} | clock.times
 
   def evaluate(self, params) -> list[Evaluated]:
@@ -201,6 +220,32 @@ class Trainer:
       return
     print(terminal.summary(self.run.rows()), flush=True)
     print(f"report: {write_report(self.run.workdir)}", flush=True)
+
+  def _experience(self, step: int, params, clock: Clock) -> tuple[list[Task], list[Group], list[Group]]:
+    """(tasks, their answered groups, all groups that were drawn).
+
+    While a group is flat, other histories are drawn, as many as a step has and at most `rl.redraw` times; those that
+    are not flat take the places of the flat ones. Draws depend on seed, step and draw alone.
+    """
+    tasks: list[Task] = []
+    groups: list[Group] = []
+    drawn: list[Group] = []
+    for draw in range(1 + self.config.rl.redraw):
+      others = self.tasks.training(step, draw)
+      with clock("write"):
+        written = self._write(step, params, others)
+      with clock("answer"):
+        answered = self._answer(others, written)
+      drawn += answered
+      if not draw:
+        tasks, groups = others, answered
+      fresh = [pair for pair in zip(others, answered, strict=True) if draw and not pair[1].flat]
+      for place, group in enumerate(groups):
+        if group.flat and fresh:
+          tasks[place], groups[place] = fresh.pop(0)
+      if not any(group.flat for group in groups):
+        break
+    return tasks, groups, drawn
 
   def _write(self, step: int, params, tasks: Sequence[Task]) -> list[Group]:
     writer = setup.writer(self.config, setup.with_params(self.policy, params), self.config.rollout.temperature)

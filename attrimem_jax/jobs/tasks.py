@@ -86,14 +86,20 @@ class Tasks:
           "use other data"
         )
 
-  def training(self, step: int) -> list[Task]:
-    """The `rollout.histories` tasks of one step. Runs of other seeds read other histories of the synthetic world."""
+  def training(self, step: int, draw: int = 0) -> list[Task]:
+    """The `rollout.histories` tasks of one step; each `draw`, from 0 to 3, has its own.
+
+    Runs of other seeds read other histories of the synthetic world.
+    """
     config = self._config
     count = config.rollout.histories
     endless = config.data.split not in self._finite
-    first = step * count + (config.seed % 2**10 * 2**20 if endless else 0)
+    first = draw * 2**30 + step * count + (config.seed % 2**10 * 2**20 if endless else 0)  # below 2**32, as keys are
     kinds, questions = config.reward.kinds or config.data.kinds, config.reward.questions
-    return [self._task(config.data.split, first + i, (1, step, i), questions, kinds) for i in range(count)]
+    return [
+      self._task(config.data.split, first + i, (1, step, i, draw)[: 4 if draw else 3], questions, kinds)
+      for i in range(count)
+    ]
 
   def evaluation(self) -> list[Task]:
     """The `eval.episodes` tasks that every evaluation of this run uses, with all their questions."""

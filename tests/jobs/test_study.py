@@ -151,7 +151,7 @@ def test_a_study_that_was_stopped_ends_as_one_that_was_not(tmp_path, tiny, envir
     "policy.model": policy, "answer.model": answer, "study.arms": "('start','outcome','token')", "study.seeds": 1,
     "eval.episodes": 2, "eval.questions": 2, "rollout.group_size": 2, "rollout.histories": 2,
     "rollout.max_new_tokens": 8, "answer.max_new_tokens": 8, "reward.questions": 2, "train.steps": 3,
-    "train.eval_every": 2, "train.checkpoint_every": 1, "optim.lr": 0.01,
+    "train.eval_every": 2, "train.checkpoint_every": 1, "optim.lr": 0.01, "rl.redraw": 1,
   }  # fmt: skip
   arguments = [f"--config.{name}={value}" for name, value in small.items()]
 
