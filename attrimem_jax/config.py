@@ -236,6 +236,9 @@ def _eval() -> ConfigDict:
 def _sft() -> ConfigDict:
   sft = ConfigDict()
   sft.task = "policy"  # write the teacher's actions, or answer from the reference memory
+  # Expert trajectories to learn from instead of the synthetic teacher's: a file or folder of MemBuilder's
+  # agent_calls.jsonl. Its last `data.holdout` conversations only tell the held-out loss.
+  sft.path = ""
   sft.batch = 32  # examples per step
   # Shape of every batch: suffixes per prefix, and columns of prefix, prompt and completion; what is longer is left out.
   sft.widths = ConfigDict({"rows": 4, "prefix": 160, "prompt": 96, "completion": 32})

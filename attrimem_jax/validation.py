@@ -256,6 +256,13 @@ def _cross_checks(config: ConfigDict) -> Iterator[str]:
     yield from _lora(config)
   if config.job == "sft":
     yield from _init(config)
+    if config.sft.path and not _path(config.sft.path).exists():
+      yield _problem(config, "sft.path", "there is no such file or folder", "Correct the path, or use ''.")
+    if config.sft.path and config.sft.task != "policy":
+      yield _problem(config, "sft.path", "teaches a policy to write, not an answer model", "Use sft.task='policy'.")
+    if config.train.eval_every and config.sft.task != "policy":
+      what = "asks about memories that a policy writes, but the answer model is trained"
+      yield _problem(config, "train.eval_every", what, "Use 0.")
     shards = config.mesh.data * config.mesh.fsdp
     if shards > 0 and config.sft.batch % shards:
       what = f"does not split over {shards} devices (data x fsdp)"
