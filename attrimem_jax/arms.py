@@ -8,6 +8,9 @@ from ml_collections import ConfigDict
 # Kinds of questions that the arms called "…_some" train on; all arms are asked all kinds in the end.
 SOME = ("single-session", "multi-session")
 
+# What the shipped policy was before its warm start.
+COLD = "embedded:answer"
+
 # Arm: the keys that it changes in the recipe, which is that of `configs/grpo_token.py`.
 ARMS: Mapping[str, Mapping[str, Any]] = {
   "start": {"train.steps": 0, "optim.warmup": 0},
@@ -15,6 +18,10 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
   "action": {"attribution.unit": "action"},
   "token": {},
   "gradients": {"attribution.gradients": 2, "attribution.scorer": "masked"},
+  "gradients_5": {"attribution.gradients": 5, "attribution.scorer": "masked"},
+  "start_cold": {"train.steps": 0, "optim.warmup": 0, "policy.model": COLD},
+  "outcome_cold": {"attribution.unit": "none", "rl.lambda_": 0.0, "policy.model": COLD},
+  "token_cold": {"policy.model": COLD},
   "token_gold": {"attribution.explain": "gold"},
   "token_contrast": {"attribution.explain": "contrast"},
   "token_16": {"attribution.masks": ((0, 16),)},

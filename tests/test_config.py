@@ -16,7 +16,7 @@ GRPO_PRESETS = ("", "embedded", "smollm2", "qwen3_0_6b", "qwen3_4b")
 PRESETS = {
   "sft.py": ("", "policy", "answer", "dates", "refresh", "smollm2"),
   "retention.py": ("", "blind", "oracle"),
-  "study_granularity.py": ("", "credit", "doubts", "kinds", "weight"),
+  "study_granularity.py": ("", "credit", "doubts", "masks", "warm", "kinds", "weight"),
   "attribute.py": ("", "embedded", "smollm2", "qwen3_0_6b"),
 }
 
@@ -201,6 +201,7 @@ def test_every_default_word_is_a_choice():
     "policy.checkpoint",
     "answer.model",
     "answer.retriever.model",
+    "sft.path",
     "sft.tokenizer",
   }
   free |= {"explain.path", "explain.context", "explain.question", "explain.answer", "explain.part"}

@@ -156,13 +156,21 @@ def _session(where: str, index: int, call: Mapping[str, Any], log: Log) -> Sessi
     Turn(str(m.get("role", "user")), " ".join(str(m.get("content", "")).split()), f"{index}:{i}")
     for i, m in enumerate(spoken, 1)
   )
-  stamp, date = str(new.get("timestamp") or ""), ""
-  if stamp:
-    try:
-      date = dates.parse_weekday(stamp) if "/" in stamp else dates.parse(stamp)
-    except ValueError:
-      note(log, Change.DATE, where)
+  stamp = str(new.get("timestamp") or "")
+  date = _date(stamp)
+  if stamp and not date:
+    note(log, Change.DATE, where)
   return Session(str(index), date, turns)
+
+
+def _date(stamp: str) -> str:
+  """A date in a form of the benchmarks that experts were run on, as ISO-8601; "" for any other words."""
+  for form in (dates.parse_weekday, dates.parse):
+    try:
+      return form(stamp)
+    except ValueError:
+      pass
+  return dates.loose(stamp)
 
 
 def _plain(text: Any) -> str:

@@ -136,6 +136,23 @@ def test_what_cannot_be_taken_over_is_counted_and_the_rest_is_kept(tmp_path):
     assert line in report
 
 
+@pytest.mark.parametrize(
+  ("stamp", "date"),
+  [
+    ("2023/05/20 (Sat) 02:21", "2023-05-20T02:21"),
+    ("1:56 pm on 8 May, 2023", "2023-05-08T13:56"),
+    ("2024-03-15", "2024-03-15"),
+    ("", ""),
+  ],
+)
+def test_dates_of_the_benchmarks(tmp_path, stamp, date):
+  _, report, trajectories = converted(
+    tmp_path, others(0, "semantic", add("x")) | {"input": {"new_session": {"timestamp": stamp}}}
+  )
+  assert trajectories[0].history.sessions[0].date == date
+  assert expert.Change.DATE not in report
+
+
 def test_nothing_to_read_is_told(tmp_path):
   with pytest.raises(ValueError, match=r"there are no expert trajectories at .*nowhere"):
     expert.read(tmp_path / "nowhere", CHAT)
