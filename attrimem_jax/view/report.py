@@ -141,15 +141,15 @@ def _curves(metrics: Sequence[Row]) -> str:
     if name != "train/reward" and charts[-1] and name == "train/loss":
       continue  # the loss of a policy gradient says nothing where there is a reward
     steps, values = curve(metrics, name)
-    smooth = Series("mean of 5", steps, _smooth(values, 5), line=True)
-    charts.append(line_chart(title, [Series("step", steps, values), smooth]))
+    mean = Series("mean of 5", steps, smooth(values, 5), line=True)
+    charts.append(line_chart(title, [Series("step", steps, values), mean]))
   return "\n".join(["<h2>Curves</h2>", *(f"<figure>{c}</figure>" for c in charts if c)]) if any(charts) else ""
 
 
 _ENDS = ("eval/accuracy_low", "eval/accuracy_high")
 
 
-def _smooth(values: Sequence[float], width: int) -> list[float]:
+def smooth(values: Sequence[float], width: int) -> list[float]:
   """The mean of each value and up to `width` - 1 before it."""
   windows = (values[max(0, i + 1 - width) : i + 1] for i in range(len(values)))
   return [sum(window) / len(window) for window in windows]
