@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 from ml_collections import ConfigDict
+from scipy import stats
 
 from attrimem_jax.arms import ARMS, arm_config
 from attrimem_jax.evaluation.bootstrap import Interval, crossed_interval
@@ -126,11 +127,13 @@ def summarise(results: Sequence[Mapping[str, Any]], samples: int = 10_000) -> di
     samples: of the bootstrap over runs and conversations.
 
   Returns:
-    {"arms": {arm: …}, "differences": {"a - b": {"mean", "low", "high", "seeds", "by_seed"}}, "kinds": {kind: of the
-    questions of this kind alone: {"arms": {arm: interval}, "differences": {"a - b": …}}}, "curves": {arm: …}}.
+    {"arms": {arm: …}, "differences": {"a - b": {"mean", "low", "high", "seeds", "by_seed", "t_low", "t_high"}},
+    "over_training": the same of the mean over all evaluations after the start, which tells who learns faster,
+    "kinds": {kind: of the questions of this kind alone: {"arms": {arm: interval}, "differences": {"a - b": …}}},
+    "curves": {arm: …}}.
   """
   arms = {name: [r for r in results if r["arm"] == name] for name in ARMS if any(r["arm"] == name for r in results)}
-  found: dict[str, Any] = {"arms": {}, "differences": {}, "kinds": {}, "curves": {}}
+  found: dict[str, Any] = {"arms": {}, "differences": {}, "over_training": {}, "kinds": {}, "curves": {}}
   reach = _reach(arms["outcome"]) if "outcome" in arms else None
   for name, runs in arms.items():
     last = [run["evaluations"][-1] for run in runs]
@@ -153,6 +156,7 @@ def summarise(results: Sequence[Mapping[str, Any]], samples: int = 10_000) -> di
   for i, b in enumerate(names):
     for a in names[i + 1 :]:
       found["differences"] |= _difference(a, b, _last_scores(arms[a]), _last_scores(arms[b]), samples)
+      found["over_training"] |= _difference(a, b, _mean_scores(arms[a]), _mean_scores(arms[b]), samples)
   for kind in sorted({kind for run in results for kind in run.get("kinds", {})}):
     found["kinds"][kind] = _of_kind(arms, kind, samples)
   return found
@@ -164,6 +168,18 @@ Scores = Mapping[str, Sequence[float]]  # history: [sum of scores, questions]
 def _last_scores(runs: Sequence[Mapping[str, Any]]) -> dict[int, Scores]:
   """Scores of the last evaluation, by seed."""
   return {run["seed"]: run["evaluations"][-1]["scores"] for run in runs}
+
+
+def _mean_scores(runs: Sequence[Mapping[str, Any]]) -> dict[int, Scores]:
+  """Scores by seed, averaged over the evaluations after the first step; none of a run that made no step."""
+  found: dict[int, Scores] = {}
+  for run in runs:
+    later = [e["scores"] for e in run["evaluations"] if e["step"]]
+    if later:
+      found[run["seed"]] = {
+        h: [float(np.mean([of[h][0] for of in later])), count] for h, (_, count) in later[0].items()
+      }
+  return found
 
 
 def _of_kind(arms: Mapping[str, Sequence[Mapping[str, Any]]], kind: str, samples: int) -> dict[str, Any]:
@@ -199,7 +215,19 @@ def _difference(a: str, b: str, of_a: Mapping[int, Scores], of_b: Mapping[int, S
   differences = sums[::2] - sums[1::2]
   interval = crossed_interval(differences, counts, samples=samples)
   by_seed = [float(d) for d in differences.sum(1) / counts.sum()]
-  return {f"{a} - {b}": {**vars(interval), "seeds": seeds, "by_seed": by_seed}}
+  t_low, t_high = _student(by_seed)
+  return {f"{a} - {b}": {**vars(interval), "seeds": seeds, "by_seed": by_seed, "t_low": t_low, "t_high": t_high}}
+
+
+def _student(values: Sequence[float], confidence: float = 0.95) -> tuple[float | None, float | None]:
+  """Ends of Student's interval of the mean of runs, the questions being fixed; None of a single run.
+
+  It knows that few runs tell little about their own spread, which resampling them does not.
+  """
+  if len(values) < 2:
+    return None, None
+  half = stats.t.ppf((1 + confidence) / 2, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
+  return float(np.mean(values) - half), float(np.mean(values) + half)
 
 
 def _mean(values) -> float | None:
@@ -258,7 +286,8 @@ def table(summary: Mapping[str, Any]) -> str:
   for name, found in summary["differences"].items():
     interval = Interval(found["mean"], found["low"], found["high"])
     sure = "" if found["low"] <= 0 <= found["high"] else "  (0 is outside)"
-    lines.append(f"{name:34s}{interval.mean:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]{sure}")
+    runs = "" if found["t_low"] is None else f"  between runs [{found['t_low']:+.3f}, {found['t_high']:+.3f}]"
+    lines.append(f"{name:34s}{interval.mean:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]{runs}{sure}")
   for kind, of in summary["kinds"].items():
     lines.append(f"{kind:18s}" + "  ".join(f"{name} {Interval(**found)!s}" for name, found in of["arms"].items()))
   return "\n".join(lines)

@@ -29,6 +29,9 @@ def write_page(path: pathlib.Path, summary: Mapping[str, Any]) -> None:
   parts += [
     f"<figure>{interval_chart('Difference in held-out accuracy, paired by seed and conversation', rows)}</figure>"
   ]
+  rows = [(name, d["mean"], d["low"], d["high"]) for name, d in summary["over_training"].items()]
+  parts += [f"<figure>{interval_chart('The same, of the mean over all evaluations after the start', rows)}</figure>"]
+  parts += [_between_runs(summary)]
   if summary["kinds"]:
     parts += ["<h2>Kinds of questions</h2>", _kinds(summary)]
   parts += ["<h2>Curves</h2>"]
@@ -104,6 +107,20 @@ def _kinds(summary: Mapping[str, Any]) -> str:
     ]
     parts.append(html.table(["", *kinds], cells))
   return "\n".join(parts)
+
+
+def _between_runs(summary: Mapping[str, Any]) -> str:
+  """Differences run by run, with the interval that only the spread between runs gives."""
+  rows = [
+    [
+      html.escape(name),
+      _interval(found, "+"),
+      "" if found["t_low"] is None else f"[{found['t_low']:+.3f}, {found['t_high']:+.3f}]",
+      " ".join(f"{value:+.3f}" for value in found["by_seed"]),
+    ]
+    for name, found in summary["differences"].items()
+  ]
+  return html.table(["difference", "over runs and conversations", "between runs (Student)", "each seed"], rows)
 
 
 def _interval(found: Mapping[str, float], sign: str = "") -> str:

@@ -75,11 +75,25 @@ def test_numbers_by_hand():
   assert difference["by_seed"] == [0.25, 0.375]
   assert difference["mean"] == pytest.approx(0.3125)
   assert 0.25 <= difference["low"] <= difference["mean"] <= difference["high"] <= 0.5
+  # Two runs that differ by 1/8: half a width of t(0.975, 1) = 12.7062 times (1/8/√2)/√2 = 1/16.
+  half = 12.7062 / 16
+  assert [difference["t_low"], difference["t_high"]] == pytest.approx([0.3125 - half, 0.3125 + half], rel=1e-4)
+  assert found["over_training"]["token - outcome"]["by_seed"] == [0.25, 0.375]  # one evaluation after the start
   # From 0.25 at step 0 the token arm reaches 0.875 at step 2: the outcome's 0.5 lies at 0.8 of a step.
   assert found["arms"]["token"]["steps_to_outcome"] == pytest.approx(2 * 0.25 / 0.625)
   assert found["arms"]["outcome"]["steps_to_outcome"] == 2
   assert found["curves"]["token"]["accuracy"][1] == [2, pytest.approx(0.875), 0.75, 1.0]
   assert found["curves"]["token"]["reward"] == [pytest.approx([1, 0.2, 0.2, 0.2]), pytest.approx([2, 0.4, 0.4, 0.4])]
+
+
+def test_an_arm_that_is_early_but_ends_alike_is_ahead_over_training():
+  early, late = (made(arm, 0, START, {"a": [3.0, 4], "b": [3.0, 4]}) for arm in ("token", "outcome"))
+  for run, middle in ((early, 3.0), (late, 1.0)):
+    run["evaluations"].insert(1, run["evaluations"][0] | {"step": 1, "scores": {"a": [middle, 4], "b": [middle, 4]}})
+  found = study.summarise([early, late], samples=100)
+  assert found["differences"]["token - outcome"]["mean"] == 0
+  assert found["over_training"]["token - outcome"]["mean"] == (0.75 + 0.75) / 2 - (0.25 + 0.75) / 2
+  assert found["differences"]["token - outcome"]["t_low"] is None
 
 
 def test_kinds_of_questions_by_hand():
@@ -136,7 +150,7 @@ def test_page_and_table_say_the_same(tmp_path):
     assert part in text
   assert "+0.312" in text
   assert "(0 is outside)" in text
-  assert page.count("<svg") == 5  # differences, and two curves for each of two arms
+  assert page.count("<svg") == 6  # two of differences, and two curves for each of two arms
 
 
 def test_a_damaged_study_is_told(tmp_path):
