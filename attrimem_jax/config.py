@@ -24,7 +24,7 @@ def default() -> ConfigDict:
   config.policy = _policy()
   config.answer = _answer()
   config.rollout = _rollout()
-  config.reward = ConfigDict({"kind": "contains", "questions": 4})  # questions asked per history; 0 asks them all
+  config.reward = _reward()
   config.attribution = _attribution()
   config.explain = _explain()
   config.rl = _rl()
@@ -34,7 +34,7 @@ def default() -> ConfigDict:
   config.eval = _eval()
   config.sft = _sft()
   config.retention = _retention()
-  config.study = ConfigDict({"arms": (), "seeds": 5})  # what is compared (`jobs.study.ARMS`), and runs of each
+  config.study = ConfigDict({"arms": (), "seeds": 5})  # what is compared (`arms.ARMS`), and runs of each
   config.mesh = ConfigDict(
     {"data": 1, "fsdp": 1, "tensor": 1}
   )  # devices along each axis; the product is all that are used
@@ -105,6 +105,14 @@ def _rollout() -> ConfigDict:
   return rollout
 
 
+def _reward() -> ConfigDict:
+  reward = ConfigDict()
+  reward.kind = "contains"
+  reward.questions = 4  # asked per history; 0 asks them all
+  reward.kinds = ()  # question kinds that training asks; () asks what data.kinds keeps, as evaluation always does
+  return reward
+
+
 def _attribution() -> ConfigDict:
   attribution = ConfigDict()
   attribution.masks = ((0, 8), (80, 16), (200, 32))  # (from step, masks); masks of a stage keep those of the one before
@@ -169,6 +177,7 @@ def _rl() -> ConfigDict:
   rl.kl = 0.02  # towards the starting policy, by the k3 estimator
   rl.loss_norm = "token"
   rl.drop_flat_groups = False  # leave out groups of equal rewards altogether, their KL term included
+  rl.redraw = 0  # times that a step with flat groups draws other histories, whose groups take their places
   rl.micro_batches = 1
   rl.remat = False  # recompute activations in the backward pass: less memory, a third more work
   return rl
@@ -205,6 +214,9 @@ def _train() -> ConfigDict:
   train.eval_every = 0  # 0: before the first and after the last step only
   train.checkpoint_every = 50
   train.keep_checkpoints = 2
+  # A run stops, and keeps the checkpoint before, when `patience` steps on end show the same sign of collapse: an
+  # entropy below, a KL above, or a reward below these. Patience 0 never stops.
+  train.collapse = ConfigDict({"patience": 0, "entropy": 0.01, "kl": 10.0, "reward": 0.0})
   return train
 
 
@@ -224,6 +236,9 @@ def _eval() -> ConfigDict:
 def _sft() -> ConfigDict:
   sft = ConfigDict()
   sft.task = "policy"  # write the teacher's actions, or answer from the reference memory
+  # Expert trajectories to learn from instead of the synthetic teacher's: a file or folder of MemBuilder's
+  # agent_calls.jsonl. Its last `data.holdout` conversations only tell the held-out loss.
+  sft.path = ""
   sft.batch = 32  # examples per step
   # Shape of every batch: suffixes per prefix, and columns of prefix, prompt and completion; what is longer is left out.
   sft.widths = ConfigDict({"rows": 4, "prefix": 160, "prompt": 96, "completion": 32})

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
+from attrimem_jax import arms as study
 from attrimem_jax import checks
 from attrimem_jax.attribution.ablations import LEVELS
 from attrimem_jax.data import benchmarks, reading, synthetic
-from attrimem_jax.jobs import arms as study
 from attrimem_jax.nn.lora import TARGETS
 from attrimem_jax.types import Module
 
@@ -86,6 +86,7 @@ _AT_LEAST: Mapping[str, float] = {
   "rl.clip_low": 0,
   "rl.clip_high": 0,
   "rl.kl": 0,
+  "rl.redraw": 0,
   "rl.micro_batches": 1,
   "lora.rank": 1,
   "lora.alpha": 1e-6,  # at 0 the factors would count for nothing
@@ -99,6 +100,7 @@ _AT_LEAST: Mapping[str, float] = {
   "train.eval_every": 0,
   "train.checkpoint_every": 1,
   "train.keep_checkpoints": 1,
+  **{f"train.collapse.{name}": 0 for name in ("patience", "entropy", "kl", "reward")},
   "eval.episodes": 1,
   "eval.questions": 0,
   "eval.temperature": 0,
@@ -131,6 +133,7 @@ _AT_LEAST: Mapping[str, float] = {
 
 # The greatest value of a key. What lies beyond is a slip of the keyboard: it would run for days before it failed.
 _AT_MOST: Mapping[str, float] = {
+  "rl.redraw": 3,
   "lora.rank": 4096,
   "optim.lr": 1.0,
   "seed": checks.SEEDS,
@@ -253,6 +256,13 @@ def _cross_checks(config: ConfigDict) -> Iterator[str]:
     yield from _lora(config)
   if config.job == "sft":
     yield from _init(config)
+    if config.sft.path and not _path(config.sft.path).exists():
+      yield _problem(config, "sft.path", "there is no such file or folder", "Correct the path, or use ''.")
+    if config.sft.path and config.sft.task != "policy":
+      yield _problem(config, "sft.path", "teaches a policy to write, not an answer model", "Use sft.task='policy'.")
+    if config.train.eval_every and config.sft.task != "policy":
+      what = "asks about memories that a policy writes, but the answer model is trained"
+      yield _problem(config, "train.eval_every", what, "Use 0.")
     shards = config.mesh.data * config.mesh.fsdp
     if shards > 0 and config.sft.batch % shards:
       what = f"does not split over {shards} devices (data x fsdp)"
@@ -283,10 +293,11 @@ def _path(text: str) -> pathlib.Path:
 def _data_set(config: ConfigDict) -> Iterator[str]:
   reader = benchmarks.READERS.get(config.data.name)
   known = reader.KINDS if reader else synthetic.KINDS
-  for kind in config.data.kinds:
-    if kind not in known:
-      what = f"{kind!r} is no kind of question of this data set"
-      yield _problem(config, "data.kinds", what, f"Choose from {', '.join(known)}.")
+  for name in ("data.kinds", "reward.kinds"):
+    for kind in get(config, name):
+      if kind not in known:
+        what = f"{kind!r} is no kind of question of this data set"
+        yield _problem(config, name, what, f"Choose from {', '.join(known)}.")
   yield from _benchmark(config) if reader else _synthetic(config)
 
 
@@ -444,7 +455,7 @@ def _hosts(config: ConfigDict) -> Iterator[str]:
       if hosts[name] != unset:
         yield _problem(config, f"hosts.{name}", "is set without config.hosts.coordinator", "Give its host:port.")
     return
-  if config.job in ("attribute", "export", "plan"):
+  if config.job in ("attribute", "export", "plan", "study"):
     what = f"job {config.job!r} runs in one process"
     yield _problem(config, "hosts.coordinator", what, "Leave it empty (and $ATTRIMEM_COORDINATOR unset).")
   if hosts.coordinator == "auto":

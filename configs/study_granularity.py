@@ -10,6 +10,9 @@ small policy from the same start on the same histories per seed, and answers the
 |------------------|-------------------------------------------------------------------------------------------------|
 | credit, default  | no training; outcome alone; action; token (LASSO); token by two gradients                         |
 | doubts           | whose answer is explained: the given, the gold, gold against given; 8, 16 and 32 masks            |
+| masks            | token credit by 8, 16 and 32 exact masks, by two gradients and by five                            |
+| warm             | outcome and token credit, from the warm start and from the model before it                        |
+| kinds            | outcome and token credit, trained on all kinds of questions or on some, asked all                 |
 | weight           | token and gradients with λ = 0.3 and 1                                                           |
 
 The same command goes on where a study was stopped. `--config.study.seeds` sets how many runs there are of each arm. A
@@ -40,8 +43,28 @@ def doubts(config: ConfigDict) -> None:
   config.study.arms = ("token", "token_gold", "token_contrast", "token_16", "token_32")
 
 
+def masks(config: ConfigDict) -> None:
+  config.study.arms = ("token", "token_16", "token_32", "gradients", "gradients_5")
+
+
+def warm(config: ConfigDict) -> None:
+  config.study.arms = ("start", "outcome", "token", "start_cold", "outcome_cold", "token_cold")
+
+
+def kinds(config: ConfigDict) -> None:
+  config.study.arms = ("outcome", "token", "outcome_some", "token_some")
+
+
 def weight(config: ConfigDict) -> None:
   config.study.arms = ("token", "token_strong", "gradients", "gradients_strong")
 
 
-PRESETS = {"": credit, "credit": credit, "doubts": doubts, "weight": weight}
+PRESETS = {
+  "": credit,
+  "credit": credit,
+  "doubts": doubts,
+  "masks": masks,
+  "warm": warm,
+  "kinds": kinds,
+  "weight": weight,
+}

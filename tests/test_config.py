@@ -16,7 +16,7 @@ GRPO_PRESETS = ("", "embedded", "smollm2", "qwen3_0_6b", "qwen3_4b")
 PRESETS = {
   "sft.py": ("", "policy", "answer", "dates", "refresh", "smollm2"),
   "retention.py": ("", "blind", "oracle"),
-  "study_granularity.py": ("", "credit", "doubts", "weight"),
+  "study_granularity.py": ("", "credit", "doubts", "masks", "warm", "kinds", "weight"),
   "attribute.py": ("", "embedded", "smollm2", "qwen3_0_6b"),
 }
 
@@ -201,6 +201,7 @@ def test_every_default_word_is_a_choice():
     "policy.checkpoint",
     "answer.model",
     "answer.retriever.model",
+    "sft.path",
     "sft.tokenizer",
   }
   free |= {"explain.path", "explain.context", "explain.question", "explain.answer", "explain.part"}
@@ -271,6 +272,7 @@ def _set(config, name, value):
     ({"optim.warmup": 41}, "config.optim.warmup: is longer than config.train.steps=40"),
     ({"rl.micro_batches": 3}, "config.rl.micro_batches: does not divide the 8 sessions of a step (got 3)"),
     ({"mesh.data": 8, "rl.micro_batches": 2}, "leaves micro-batches of 4 sessions, which do not split over 8 devices"),
+    ({"reward.kinds": ("temporel",)}, "config.reward.kinds: 'temporel' is no kind of question of this data set"),
     ({"data.kinds": ("temporel",)}, "config.data.kinds: 'temporel' is no kind of question of this data set"),
     ({"data.name": "locomo"}, "config.data.path: data set 'locomo' needs a file"),
     ({"data.name": "locomo", "data.path": "none.json"}, "config.data.path: there is no file at 'none.json'"),

@@ -27,6 +27,7 @@ RANKS = {
   "evaluation": 3,
   "view": 3,
   "config": 3,
+  "arms": 3,
   "validation": 3,
   "jobs": 4,
   "agent": 4,

@@ -1,7 +1,7 @@
 """A writer that knows the notes of an episode: what it does, perfect or careless, and the memory that is left."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Protocol
 
 import numpy as np
@@ -127,17 +127,3 @@ def gold_records(episode: Episode, *, keep_old: bool = False) -> list[tuple[Modu
     if keep_old or ATTRIBUTES[topic[1]].event is not None or last[topic] == i:
       records.append((note.module, note.text, dates[note.session]))
   return records
-
-
-def coverage(episode: Episode, records: Sequence[Record]) -> tuple[float, float]:
-  """How well a memory holds what a perfect writer would keep of an episode of the synthetic world.
-
-  Returns:
-    recall: share of the facts of `gold_records` that some record states.
-    precision: share of the memory's tokens that stand in records stating one of these facts; 0.0 of an empty memory.
-  """
-  gold = {world.read_record(text) for _, text, _ in gold_records(episode)}
-  stated = [(world.read_record(record.text), len(record.ids)) for record in records]
-  useful = sum(count for fact, count in stated if fact in gold)
-  recall = len(gold & {fact for fact, _ in stated}) / len(gold) if gold else 1.0
-  return recall, useful / max(1, sum(count for _, count in stated))

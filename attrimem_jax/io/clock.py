@@ -6,7 +6,10 @@ from collections.abc import Iterator
 
 
 class Clock:
-  """Seconds of each phase, as metrics `time/<phase>`:  `with clock("write"): …`, then `clock.times`."""
+  """Seconds of each phase as metrics `time/<phase>`:  `with clock("write"): …`, then `clock.times`.
+
+  A phase that comes twice counts all of its time.
+  """
 
   def __init__(self) -> None:
     self.times: dict[str, float] = {}
@@ -15,4 +18,4 @@ class Clock:
   def __call__(self, phase: str) -> Iterator[None]:
     start = time.monotonic()
     yield
-    self.times[f"time/{phase}"] = time.monotonic() - start
+    self.times[f"time/{phase}"] = self.times.get(f"time/{phase}", 0.0) + time.monotonic() - start

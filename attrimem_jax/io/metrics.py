@@ -29,7 +29,8 @@ class MetricsWriter:
 
   Args:
     workdir: folder of the run; made where missing.
-    resume_step: the step that the run goes on from; rows, rollouts and evaluations of later steps are removed. None
+    resume_step: the step that the run goes on from; rows, rollouts, evaluations and memories of later
+      steps are removed. None
       starts afresh and removes those of all steps.
 
   Raises:
@@ -42,8 +43,8 @@ class MetricsWriter:
     last = -1 if resume_step is None else resume_step
     self.path = folder / "metrics.jsonl"
     _drop_rows(self.path, last)
-    drop_rollouts(folder, last)
-    drop_rollouts(folder, last, "evaluations")
+    for kind in ("rollouts", "evaluations", "memories"):
+      drop_rollouts(folder, last, kind)
     self._file = self.path.open("a", encoding="utf-8")
     # Event files only grow; `purge_step` tells TensorBoard to forget what they hold from that step on.
     self._events = tensorboardX.SummaryWriter(str(folder / "tensorboard"), purge_step=last + 1)
@@ -130,10 +131,10 @@ def write_rollouts(
   return path
 
 
-def write_json(path: pathlib.Path, content: Any) -> None:
+def write_json(path: pathlib.Path, content: Any, indent: int | None = 1) -> None:
   """Writes a file, whole or not at all; NumPy values and numbers that are not finite as `write_rollouts` does."""
   path.parent.mkdir(parents=True, exist_ok=True)
-  text = json.dumps(_plain(content), ensure_ascii=False, allow_nan=False, indent=1)
+  text = json.dumps(_plain(content), ensure_ascii=False, allow_nan=False, indent=indent)
   _replace(path, (text + "\n").encode("utf-8", "backslashreplace"))
 
 

@@ -26,7 +26,7 @@ def run_evaluate(config: ConfigDict, run: Run) -> None:
   """Job `evaluate`: writes <workdir>/evaluate/NNN.json, a new file each time, so nothing of a run is touched.
 
   It holds whose memories were asked, the step of the checkpoint (0 for the starting policy), the whole configuration,
-  the metrics, and every answer.
+  the metrics, every answer and every memory.
   """
   trainer = Trainer(config, run)
   policy, step = config.eval.memory == "policy", run.newest or 0
@@ -41,6 +41,7 @@ def run_evaluate(config: ConfigDict, run: Run) -> None:
   folder = run.workdir / "evaluate"
   path = folder / f"{len(list(folder.glob('*.json'))):03d}.json"
   content = {"subject": subject, "step": step, "metrics": metrics, "config": config.to_dict(), "answers": rows}
+  content["memories"] = trainer.memory_rows(done)
   if hosts.leads():
     write_json(path, content)
   print(f"answers: {path}", flush=True)

@@ -9,7 +9,9 @@ Symbols of the paper: ŷ is `Answer.completion`, φ_j `Attribution.weights`, r_{
 metrics) and anything the paper keeps to itself (its prompts, retriever, λ).
 """
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,7 +22,7 @@ from attrimem_jax.attribution.ablations import masks_at
 from attrimem_jax.attribution.attribute import Attribution, Measurement, Problem, fit, gated, measure
 from attrimem_jax.attribution.attribute import judge as judge_attributions
 from attrimem_jax.attribution.credit import Unit
-from attrimem_jax.data.teacher import coverage
+from attrimem_jax.data.coverage import coverage
 from attrimem_jax.evaluation.runner import (
   Evaluated,
   answer_rows,
@@ -42,6 +44,7 @@ from attrimem_jax.nn.lora import whole
 from attrimem_jax.rl import accumulation
 from attrimem_jax.rl import optimizer as optimizers
 from attrimem_jax.rl.advantages import reward_statistics
+from attrimem_jax.rl.collapse import Limits, collapsed, signs
 from attrimem_jax.rl.experience import AdvantageSettings, Group, Valued, training_batch, value
 from attrimem_jax.rl.loss import LossSettings
 from attrimem_jax.rl.update import check_first_step, make_update
@@ -52,11 +55,17 @@ from attrimem_jax.view.report import write_report
 
 
 def run_grpo(config: ConfigDict, run: Run) -> None:
-  """Trains for `train.steps`, resuming from the newest checkpoint; evaluates before, during and after."""
+  """Trains for `train.steps`, resuming from the newest checkpoint; evaluates before, during and after.
+
+  Where the policy collapses (`train.collapse`) the run ends early. A step that shows a sign of it is not saved, so the
+  newest checkpoint, which the job `evaluate` takes, is of a step before.
+  """
+  limits = Limits(**config.train.collapse.to_dict())
   trainer = Trainer(config, run)
   state = run.begin(trainer.initial_state())
   start, moved = int(state.step), int(state.step) > 0
   trainer.evaluate_if_due(start, trainer.whole(state.params))
+  past = run.rows()
   with run.progress(start, config.train.steps) as progress:
     for step in range(start, config.train.steps):
       if run.stopping:
@@ -65,11 +74,26 @@ def run_grpo(config: ConfigDict, run: Run) -> None:
       moved = moved or check_first_step({name.removeprefix("train/"): value for name, value in metrics.items()})
       run.log(step + 1, metrics)
       progress.show(step + 1, {n: metrics[f"train/{n}"] for n in ("reward", "kl", "memory_tokens")})
-      if run.due(step + 1, config.train.checkpoint_every, step + 1 == config.train.steps):
+      last = step + 1 == config.train.steps
+      due = run.due(step + 1, config.train.checkpoint_every, last)
+      past.append(metrics)
+      if sign := collapsed(past, limits):
+        _tell_collapse(sign, limits, step + 1, run)
+        break
+      if due and (last or not signs(metrics, limits)):
         run.save(step + 1, state)
       if not run.stopping:
         trainer.evaluate_if_due(step + 1, trainer.whole(state.params))
   trainer.conclude()
+
+
+def _tell_collapse(sign: str, limits: Limits, step: int, run: Run) -> None:
+  kept = f"the newest checkpoint is of step {run.newest}" if run.newest else "there is no checkpoint of a step before"
+  print(
+    f"step {step}: the policy collapsed, its {sign} is beyond config.train.collapse.{sign}={getattr(limits, sign)} for "
+    f"{limits.patience} steps; {kept}. Lower config.optim.lr or raise config.rl.kl in another --workdir",
+    flush=True,
+  )
 
 
 class Trainer:
@@ -117,11 +141,7 @@ class Trainer:
   def step(self, step: int, state: optimizers.TrainState) -> tuple[optimizers.TrainState, dict[str, float]]:
     """One GRPO step: (new state, metrics with slash-separated names)."""
     clock, config = Clock(), self.config.attribution
-    tasks = self.tasks.training(step)
-    with clock("write"):
-      groups = self._write(step, self.whole(state.params), tasks)
-    with clock("answer"):
-      groups = self._answer(tasks, groups)
+    tasks, groups, drawn = self._experience(step, self.whole(state.params), clock)
     with clock("score"):
       measurements = self._measure(step, groups)
     with clock("fit"):
@@ -134,6 +154,7 @@ class Trainer:
       measured = {name: float(v) for name, v in jax.device_get(metrics).items()}
     self.run.rollouts(step + 1, rollout_rows(groups, valued, self.policy.tokenizer))
     measured |= _metrics(groups, valued, attributions)
+    measured |= {"drawn_groups": float(len(drawn)), "flat_drawn": float(np.mean([group.flat for group in drawn]))}
     return state, {f"train/{name}": v for name, v in measured.items()} | clock.times
 
   def evaluate(self, params) -> list[Evaluated]:
@@ -158,8 +179,10 @@ class Trainer:
     every, last = self.config.train.eval_every, self.config.train.steps
     if not (step in (0, last) or (every and step % every == 0)) or self.run.evaluated(step):
       return
-    metrics, rows = self.report(step, self.evaluate(params))
+    done = self.evaluate(params)
+    metrics, rows = self.report(step, done)
     self.run.evaluation(step, rows)
+    self.run.memories(step, self.memory_rows(done))
     self.run.log(step, {f"eval/{name}": v for name, v in metrics.items()})
 
   def report(self, step: int, done: Sequence[Evaluated]) -> tuple[dict[str, float], list[dict]]:
@@ -168,7 +191,7 @@ class Trainer:
     sizes = {"samples": config.eval.bootstrap, "confidence": config.eval.confidence}
     metrics, rows = summarise(done, **sizes), answer_rows(done)
     if config.data.name == "synthetic":
-      metrics |= _facts(done, self.tasks.evaluation())
+      metrics |= shares(self.memory_rows(done))
     before = self.run.first_evaluation() if step else None
     metrics |= gain(rows, before, **sizes) if before else {}
     low, high = metrics["accuracy_low"], metrics["accuracy_high"]
@@ -179,12 +202,50 @@ class Trainer:
     )
     return metrics, rows
 
+  def memory_rows(self, done: Sequence[Evaluated]) -> list[dict[str, Any]]:
+    """One row per memory: its history, its current records and, in the synthetic world, what they are worth."""
+    episodes = {task.window.history.id: task.episode for task in self.tasks.evaluation()}
+    rows = []
+    for e in done:
+      history, current = e.rollout.window.history.id, e.rollout.bank.current()
+      row: dict[str, Any] = {"history": history, "memory": [f"#{r.id} [{r.module}] {r.text}" for r in current]}
+      if self.config.data.name == "synthetic":
+        row |= dataclasses.asdict(coverage(episodes[history], current))
+      rows.append(row)
+    return rows
+
   def conclude(self) -> None:
     """Prints how accuracy and reward moved, and leaves the report."""
     if not hosts.leads():
       return
     print(terminal.summary(self.run.rows()), flush=True)
     print(f"report: {write_report(self.run.workdir)}", flush=True)
+
+  def _experience(self, step: int, params, clock: Clock) -> tuple[list[Task], list[Group], list[Group]]:
+    """(tasks, their answered groups, all groups that were drawn).
+
+    While a group is flat, other histories are drawn, as many as a step has and at most `rl.redraw` times; those that
+    are not flat take the places of the flat ones. Draws depend on seed, step and draw alone.
+    """
+    tasks: list[Task] = []
+    groups: list[Group] = []
+    drawn: list[Group] = []
+    for draw in range(1 + self.config.rl.redraw):
+      others = self.tasks.training(step, draw)
+      with clock("write"):
+        written = self._write(step, params, others)
+      with clock("answer"):
+        answered = self._answer(others, written)
+      drawn += answered
+      if not draw:
+        tasks, groups = others, answered
+      fresh = [pair for pair in zip(others, answered, strict=True) if draw and not pair[1].flat]
+      for place, group in enumerate(groups):
+        if group.flat and fresh:
+          tasks[place], groups[place] = fresh.pop(0)
+      if not any(group.flat for group in groups):
+        break
+    return tasks, groups, drawn
 
   def _write(self, step: int, params, tasks: Sequence[Task]) -> list[Group]:
     writer = setup.writer(self.config, setup.with_params(self.policy, params), self.config.rollout.temperature)
@@ -255,12 +316,14 @@ class Trainer:
     return sharding.place_batch(accumulation.split(batch, micro), self.mesh)
 
 
-def _facts(done: Sequence[Evaluated], tasks: Sequence[Task]) -> dict[str, float]:
-  """Shares of the facts that were told which memories state, and of their tokens that state one."""
-  episodes = {task.window.history.id: task.episode for task in tasks}
-  shares = [coverage(episodes[e.rollout.window.history.id], e.rollout.bank.current()) for e in done]
-  recall, precision = np.mean(shares, axis=0)
-  return {"fact_recall": float(recall), "fact_precision": float(precision)}
+def shares(memories: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+  """Of `Trainer.memory_rows`, means over memories: the share of the facts that one holds (1 where none was told), and
+  of its tokens those that state a fact, and those that a question needs (0 of an empty memory)."""
+  return {
+    "fact_recall": float(np.mean([row["held"] / row["facts"] if row["facts"] else 1.0 for row in memories])),
+    "fact_precision": float(np.mean([row["stating"] / max(1, row["tokens"]) for row in memories])),
+    "needed_tokens": float(np.mean([row["needed"] / max(1, row["tokens"]) for row in memories])),
+  }
 
 
 def _judged(rows: Sequence[Evaluated]) -> Group:

@@ -1,8 +1,8 @@
 """A run directory: configuration, metrics, checkpoints, rollouts, and what happens when a run stops or goes on.
 
-Jobs that train own their directory: one run at a time, one configuration. All other jobs read what is there and
-write nothing but their own results, so they may look at a run that is going on. Of several processes (`io.hosts`) the
-first one writes; checkpoints are written by all.
+Jobs that train, or study many runs, own their directory: one run at a time, one configuration. All other jobs read what
+is there and write nothing but their own results, so they may look at a run that is going on. Of several processes
+(`io.hosts`) the first one writes; checkpoints are written by all.
 """
 
 import fcntl
@@ -21,16 +21,19 @@ from ml_collections import ConfigDict
 from attrimem_jax import config as schema
 from attrimem_jax.io import hosts
 from attrimem_jax.io.checkpoints import Checkpoints, complete_steps
-from attrimem_jax.io.metrics import MetricsWriter, Progress, read_rows, write_rollouts
+from attrimem_jax.io.metrics import MetricsWriter, Progress, read_rows, write_json, write_rollouts
 from attrimem_jax.rl.optimizer import TrainState
 
 TRAINING = ("train", "sft")
+_OWNING = (*TRAINING, "study")
 # Keys that a run may be resumed with other values of: they decide how long and how often, not what is computed.
 _FREE = (
   "train.log_every",
   "train.checkpoint_every",
   "train.keep_checkpoints",
   "job",
+  "study.arms",
+  "study.seeds",
   *(f"hosts.{name}" for name in ("coordinator", "processes", "process", "timeout")),
 )
 
@@ -57,16 +60,17 @@ class Run:
     self._pinned: dict[str, Any] = {}
     self._folder = self.workdir / "checkpoints"
     self.newest = max(complete_steps(self._folder), default=None)
-    if config.job in TRAINING:
+    if config.job in _OWNING:
       _make(self.workdir)
       self._lock = _lock(self.workdir) if hosts.leads() else None
       self._earlier = earlier_config(self.workdir / "config.json")
       _check_same(self.workdir, self._earlier, config)
       self._pinned = self._earlier.get("pinned", {})
+    if config.job in TRAINING:
       self._checkpoints = Checkpoints(self._folder, keep=config.train.keep_checkpoints)
 
   def __enter__(self) -> "Run":
-    if self.config.job in (*TRAINING, "attribute"):
+    if self.config.job in (*_OWNING, "attribute"):
       for number in (signal.SIGTERM, signal.SIGINT):
         self._handlers[number] = signal.signal(number, self._stop)
     return self
@@ -114,11 +118,14 @@ class Run:
       print(f"going on from step {step} of {self.workdir}", flush=True)
     if hosts.leads():
       self._metrics = MetricsWriter(self.workdir, resume_step=step)
-      text = json.dumps({**_plain(self.config), "pinned": self._pinned}, indent=1)
-      (self.workdir / "config.json").write_text(text + "\n", encoding="utf-8")
+      self.keep_config()
     hosts.meet("begin")  # from here on all see the same files
     self.first_evaluation()  # or a damaged one would be told at the end
     return state if restored is None else restored
+
+  def keep_config(self) -> None:
+    """Writes config.json: from here on the directory belongs to this configuration."""
+    write_json(self.workdir / "config.json", {**_plain(self.config), "pinned": self._pinned})
 
   def _refuse_lost_checkpoints(self) -> None:
     every = self._earlier.get("train", {}).get("checkpoint_every", math.inf)
@@ -164,6 +171,11 @@ class Run:
     """Keeps what was asked and answered in an evaluation: evaluations/step_*.jsonl."""
     if hosts.leads():
       write_rollouts(self.workdir, step, rows, "evaluations")
+
+  def memories(self, step: int, rows: list[dict]) -> None:
+    """Keeps the memories of an evaluation: memories/step_*.jsonl."""
+    if hosts.leads():
+      write_rollouts(self.workdir, step, rows, "memories")
 
   def first_evaluation(self) -> list[dict] | None:
     """The rows of the evaluation before the first step, or None. Raises ValueError where the file is damaged."""

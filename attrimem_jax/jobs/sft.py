@@ -20,12 +20,13 @@ from attrimem_jax.io import hosts, models
 from attrimem_jax.io.models import LanguageModel
 from attrimem_jax.jobs import setup
 from attrimem_jax.jobs.export import export
+from attrimem_jax.jobs.grpo import Trainer
 from attrimem_jax.jobs.run import Run
 from attrimem_jax.jobs.tasks import of_kinds
 from attrimem_jax.nn import decoder, sharding
 from attrimem_jax.nn.config import DecoderConfig
 from attrimem_jax.nn.lora import whole
-from attrimem_jax.rl import accumulation, sft, teaching
+from attrimem_jax.rl import accumulation, expert, sft, teaching
 from attrimem_jax.rl import optimizer as optimizers
 from attrimem_jax.rl.teaching import Example, Widths
 from attrimem_jax.text.chat import Chat
@@ -44,7 +45,11 @@ def starting_model(config: ConfigDict) -> LanguageModel:
 
 
 def run_sft(config: ConfigDict, run: Run) -> None:
-  """Trains for `train.steps`, resuming from the newest checkpoint of the run; ends with a model in HF format."""
+  """Trains for `train.steps`, resuming from the newest checkpoint of the run; ends with a model in HF format.
+
+  With `train.eval_every` the policy also writes held-out histories and the answer model is asked about them, before the
+  first step, as often as that, and after the last.
+  """
   model = starting_model(config)
   optimizer = optimizers.make_optimizer(setup.optimizer_settings(config))
   logprobs = setup.logprobs(config, model.config)
@@ -56,6 +61,9 @@ def run_sft(config: ConfigDict, run: Run) -> None:
   trained = lora.init(model.config, config.seed) if lora else model.params
   state = run.begin(optimizers.init_state(optimizer, sharding.place(trained, mesh)))
   source = Examples(config, model.tokenizer)
+  trainer = Trainer(config, run) if config.train.eval_every else None
+  if trainer is not None:
+    trainer.evaluate_if_due(int(state.step), whole(lora, frozen, state.params))
   size = min(_EVALUATION, 8 * config.sft.batch)
   ways = sharding.batch_ways(mesh)
   validation = _place(source.batch_of(config.eval.split, 0, -(-size // ways) * ways), mesh)
@@ -73,6 +81,8 @@ def run_sft(config: ConfigDict, run: Run) -> None:
         run.save(step + 1, state)
       if run.stopping:
         return
+      if trainer is not None and (last or (step + 1) % config.train.eval_every == 0):
+        trainer.evaluate_if_due(step + 1, whole(lora, frozen, state.params))
   trained = sharding.fetch(state.params)
   if hosts.leads():
     params = lora.merge(model.params, trained) if lora else trained
@@ -92,6 +102,9 @@ class Examples:
     self._world = setup.world(config)
     self._widths = Widths(**config.sft.widths.to_dict())
     self._make: Callable[[str, int], list[Example]] = self._writing if config.sft.task == "policy" else self._answering
+    if config.sft.path:
+      self._experts = self._read_experts()
+      self._make = self._expert
 
   def batches(self, start: int) -> Iterator[sft.SftBatch]:
     """Batches from step `start` on, made ahead of their use."""
@@ -130,6 +143,30 @@ class Examples:
     episode, rng = self._episode(split, index)
     sloppiness, prompts = setup.sloppiness(self._config), setup.prompts(self._config.policy.prompts)
     return teaching.writing_examples(self._chat, prompts, episode, sloppiness=sloppiness, rng=rng)
+
+  def _read_experts(self) -> dict[bool, list[Example]]:
+    """Examples of expert sessions: False for training, True for those held out. Prints what could not be taken over."""
+    config = self._config
+    trajectories, report = expert.read(config.sft.path, self._chat)
+    print(report, flush=True)
+    held = len(trajectories) - config.data.holdout
+    if held < 1:
+      raise ValueError(
+        f"config.sft.path holds {len(trajectories)} conversations, of which config.data.holdout={config.data.holdout} "
+        "are held out: nothing is left to train on"
+      )
+    prompts, budget = setup.prompts(config.policy.prompts), config.rollout.records_budget
+    examples = [teaching.trajectory_examples(self._chat, prompts, t.history, t.calls, budget) for t in trajectories]
+    return {
+      False: [e for some in examples[:held] for e in some],
+      True: [e for some in examples[held:] for e in some],
+    }
+
+  def _expert(self, split: str, index: int) -> list[Example]:
+    """A session drawn by the index alone, as the conversations have an end and indices have none."""
+    examples = self._experts[split != "train"]
+    rng = np.random.default_rng(np.random.SeedSequence([self._config.seed, synthetic.SPLITS.index(split), index, 2]))
+    return [examples[int(rng.integers(len(examples)))]]
 
   def _answering(self, split: str, index: int) -> list[Example]:
     episode, rng = self._episode(split, index)

@@ -74,41 +74,49 @@ class Tasks:
   def _require_questions(self) -> None:
     """Looks at all conversations of each split, or the first 64 where there is no end of them."""
     config = self._config
-    splits = {"eval": config.eval.split} | ({"data": config.data.split} if config.job == "train" else {})
-    for part, split in splits.items():
+    splits = [("eval", config.eval.split, config.data.kinds)]
+    if config.job == "train":
+      splits.append(("data", config.data.split, config.reward.kinds or config.data.kinds))
+    for part, split, of in splits:
       some = self._finite[split] if split in self._finite else [self._episode(split, i) for i in range(64)]
-      if not any(of_kinds(episode.questions, config.data.kinds) for episode in some):
-        kinds = f" of the kinds {', '.join(config.data.kinds)}" if config.data.kinds else ""
+      if not any(of_kinds(episode.questions, of) for episode in some):
+        kinds = f" of the kinds {', '.join(of)}" if of else ""
         raise ValueError(
           f"the conversations of config.{part}.split={split!r} hold no question{kinds}: change config.data.kinds, or "
           "use other data"
         )
 
-  def training(self, step: int) -> list[Task]:
-    """The `rollout.histories` tasks of one step. Runs of other seeds read other histories of the synthetic world."""
+  def training(self, step: int, draw: int = 0) -> list[Task]:
+    """The `rollout.histories` tasks of one step; each `draw`, from 0 to 3, has its own.
+
+    Runs of other seeds read other histories of the synthetic world.
+    """
     config = self._config
     count = config.rollout.histories
     endless = config.data.split not in self._finite
-    first = step * count + (config.seed % 2**10 * 2**20 if endless else 0)
-    return [self._task(config.data.split, first + i, (1, step, i), config.reward.questions) for i in range(count)]
+    first = draw * 2**30 + step * count + (config.seed % 2**10 * 2**20 if endless else 0)  # below 2**32, as keys are
+    kinds, questions = config.reward.kinds or config.data.kinds, config.reward.questions
+    return [
+      self._task(config.data.split, first + i, (1, step, i, draw)[: 4 if draw else 3], questions, kinds)
+      for i in range(count)
+    ]
 
   def evaluation(self) -> list[Task]:
     """The `eval.episodes` tasks that every evaluation of this run uses, with all their questions."""
     config = self._config
-    return [
-      self._task(config.eval.split, i, (2, i), config.eval.questions) for i in range(self._available(config.eval))
-    ]
+    count, kinds, questions = self._available(config.eval), config.data.kinds, config.eval.questions
+    return [self._task(config.eval.split, i, (2, i), questions, kinds) for i in range(count)]
 
   def _available(self, evaluation: ConfigDict) -> int:
     finite = self._finite.get(evaluation.split)
     return evaluation.episodes if finite is None else min(evaluation.episodes, len(finite))
 
-  def _task(self, split: str, number: int, path: tuple[int, ...], questions: int) -> Task:
+  def _task(self, split: str, number: int, path: tuple[int, ...], questions: int, kinds: Sequence[str]) -> Task:
     """Task `number` of a split; `path` makes its window and the choice of its questions random but repeatable."""
     rng = np.random.default_rng(np.random.SeedSequence([self._config.seed, *path]))
     episode = self._episode(split, number)
     window = _window(self._config, self._chat, episode, number, rng)
-    asked = of_kinds(askable(episode, window), self._config.data.kinds)
+    asked = of_kinds(askable(episode, window), kinds)
     if not asked:  # a window of small talk; ask about it anyway would only add noise
       return Task(window, (), episode)
     if 0 < questions < len(asked):

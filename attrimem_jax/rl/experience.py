@@ -35,6 +35,11 @@ class Group:
     """NaN where no question could be scored."""
     return self.scores.mean(axis=1) if self.scores.size else np.full(len(self.rollouts), np.nan)
 
+  @property
+  def flat(self) -> bool:
+    """Whether there is no difference between the rewards to learn from, or no reward at all."""
+    return advantage.flat(self.rewards, np.isfinite(self.rewards))
+
 
 @dataclasses.dataclass(frozen=True)
 class AdvantageSettings:

@@ -129,9 +129,9 @@ def policy_loss(tokens: Tokens, settings: LossSettings) -> tuple[jax.Array, Tota
 
   Returns:
     (loss, totals). Sums are shares, so that summed over all micro-batches they are means over the batch's tokens:
-    `ratio_mean`, `clip_fraction` (tokens where the clip bounds the loss), `clamped_fraction`, `entropy`,
-    `advantage_abs`, and where known `kl` (k3), `kl_k1`, `kl_k2`, `sampler_gap_mean`, `sampler_gap_over_tenth`.
-    Maxima: `ratio_max`, `sampler_gap_max`.
+    `ratio_mean`, `clip_fraction` (tokens where the clip bounds the loss) with its parts `clip_low_fraction` and
+    `clip_high_fraction`, `clamped_fraction`, `entropy`, `advantage_abs`, and where known `kl` (k3), `kl_k1`, `kl_k2`,
+    `sampler_gap_mean`, `sampler_gap_over_tenth`. Maxima: `ratio_max`, `log_ratio_abs_max`, `kl_max`, `sampler_gap_max`.
   """
   # Masked columns are neutralised before any arithmetic: 0 · inf in a backward pass is NaN, whatever is masked
   # afterwards.
@@ -149,17 +149,21 @@ def policy_loss(tokens: Tokens, settings: LossSettings) -> tuple[jax.Array, Tota
     return jnp.sum(tokens.share * values)
 
   clamped = log_ratio > settings.log_ratio_limit
+  bounded = clipped * advantages < ratio * advantages
   sums = {
     "ratio_mean": mean(ratio),
-    "clip_fraction": mean(clipped * advantages < ratio * advantages),
+    "clip_fraction": mean(bounded),
+    "clip_low_fraction": mean(bounded & (ratio < 1)),
+    "clip_high_fraction": mean(bounded & (ratio > 1)),
     "entropy": mean(jnp.where(tokens.mask, tokens.entropy, 0.0)),
     "advantage_abs": mean(jnp.abs(advantages)),
   }
-  maxima = {"ratio_max": jnp.max(jnp.where(tokens.mask, ratio, 0.0))}
+  maxima = {"ratio_max": jnp.max(jnp.where(tokens.mask, ratio, 0.0)), "log_ratio_abs_max": jnp.max(jnp.abs(log_ratio))}
   if tokens.reference_logp is not None:
     d = jax.lax.stop_gradient(_or(tokens.reference_logp, logp, tokens.mask)) - logp
     loss += settings.kl_coefficient * jnp.sum(tokens.weight * k3(d, settings.log_ratio_limit))
     sums |= {"kl": mean(k3(d, settings.log_ratio_limit)), "kl_k1": mean(k1(d)), "kl_k2": mean(k2(d))}
+    maxima["kl_max"] = jnp.max(k3(d, settings.log_ratio_limit))
     clamped |= d > settings.log_ratio_limit
   if tokens.sampler_logp is not None:
     gap = jnp.abs(_or(tokens.sampler_logp, logp, tokens.mask) - logp)

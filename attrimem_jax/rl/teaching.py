@@ -15,11 +15,11 @@ from attrimem_jax.data.teacher import Sloppiness, teacher_actions
 from attrimem_jax.memory import context as contexts
 from attrimem_jax.memory.actions import parse
 from attrimem_jax.memory.bank import Bank, apply_all
-from attrimem_jax.memory.prompts import Prompts, module_suffix, session_prefix
+from attrimem_jax.memory.prompts import Prompts, fit_records, module_suffix, session_prefix
 from attrimem_jax.nn.batching import pack
 from attrimem_jax.rl.sft import SftBatch
 from attrimem_jax.text.chat import Chat
-from attrimem_jax.types import CallKey, Episode, Finish, Module, Record
+from attrimem_jax.types import CallKey, Episode, Finish, History, Module, Record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,12 +57,37 @@ def writing_examples(
 ) -> list[Example]:
   """One example per session: the teacher's four completions."""
   _, calls = write_as_teacher(chat, episode, sloppiness=sloppiness, rng=rng)
+  return trajectory_examples(chat, prompts, episode.history, calls)
+
+
+def trajectory_examples(
+  chat: Chat,
+  prompts: Prompts,
+  history: History,
+  calls: Sequence[Sequence[tuple[Module, Bank, list[int]]]],
+  records_budget: int | None = None,
+) -> list[Example]:
+  """One example per session from the (module, bank before the session, completion) of each of its calls.
+
+  Args:
+    chat, prompts: of the policy that learns.
+    history: what was read.
+    calls: of each of its sessions.
+    records_budget: tokens of existing records that a module is shown, the newest; None shows all.
+  """
+
+  def shown(module: Module, bank: Bank) -> tuple[Record, ...]:
+    records = bank.current(module)
+    if records_budget is None or module == Module.CORE:
+      return records
+    return fit_records(chat.tokenizer, reversed(records), records_budget)
+
   return [
     Example(
       session_prefix(chat, prompts, session),
-      [(module_suffix(chat, prompts, module, bank.current(module)), ids) for module, bank, ids in here],
+      [(module_suffix(chat, prompts, module, shown(module, bank)), ids) for module, bank, ids in here],
     )
-    for session, here in zip(episode.history.sessions, calls, strict=True)
+    for session, here in zip(history.sessions, calls, strict=True)
   ]
 
 

@@ -141,15 +141,15 @@ def _curves(metrics: Sequence[Row]) -> str:
     if name != "train/reward" and charts[-1] and name == "train/loss":
       continue  # the loss of a policy gradient says nothing where there is a reward
     steps, values = curve(metrics, name)
-    smooth = Series("mean of 5", steps, _smooth(values, 5), line=True)
-    charts.append(line_chart(title, [Series("step", steps, values), smooth]))
+    mean = Series("mean of 5", steps, smooth(values, 5), line=True)
+    charts.append(line_chart(title, [Series("step", steps, values), mean]))
   return "\n".join(["<h2>Curves</h2>", *(f"<figure>{c}</figure>" for c in charts if c)]) if any(charts) else ""
 
 
 _ENDS = ("eval/accuracy_low", "eval/accuracy_high")
 
 
-def _smooth(values: Sequence[float], width: int) -> list[float]:
+def smooth(values: Sequence[float], width: int) -> list[float]:
   """The mean of each value and up to `width` - 1 before it."""
   windows = (values[max(0, i + 1 - width) : i + 1] for i in range(len(values)))
   return [sum(window) / len(window) for window in windows]
@@ -187,7 +187,29 @@ def _examples(path: pathlib.Path | None, tokenizer: Tokenizer | None) -> str:
   parts = [f"<h2>Rollouts of step {step}</h2>"]
   if tokenizer is None:
     parts.append(_note("The policy's tokenizer is not at hand, so what it wrote is shown without colours."))
+  else:
+    parts.append(_strongest(rows, tokenizer))
   return "\n".join([*parts, *(_rollout(row, tokenizer) for row in _contrast(rows))])
+
+
+def _strongest(rows: Sequence[Row], tokenizer: Tokenizer, count: int = 12) -> str:
+  """The tokens that push the policy most, by |advantage| · (1 − p): a bound on what each does to the logits."""
+  found = []
+  for row in rows:
+    for call in row["calls"]:
+      for at, (logp, advantage) in enumerate(zip(call["logps"], call["advantages"], strict=True)):
+        found.append((abs(advantage) * -math.expm1(min(0.0, logp)), row, call, at))
+  found.sort(key=lambda item: -item[0])
+  cells = []
+  for push, row, call, at in found[:count]:
+    pieces = tokenizer.pieces(call["ids"])
+    before, token, after = pieces[max(0, at - 12) : at], pieces[at : at + 1], pieces[at + 1 : at + 5]
+    said, bold, rest = (html.escape(b"".join(some).decode(errors="replace")) for some in (before, token, after))
+    where = f"{html.escape(str(row.get('history')))}, rollout {row.get('rollout')}"
+    numbers = (f"{push:.3g}", f"{call['advantages'][at]:+.3g}", f"{math.exp(call['logps'][at]):.3g}")
+    cells.append((*numbers, f"{said}<b>{bold.replace(chr(10), '↵')}</b>{rest}", where))
+  head = ("push", "advantage", "probability", "token among its neighbours", "where")
+  return "<h3>Tokens that push most</h3>" + html.table(head, cells)
 
 
 def _contrast(rows: Sequence[Row]) -> list[Row]:

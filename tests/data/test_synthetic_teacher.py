@@ -6,7 +6,7 @@ import pytest
 import attrimem_jax
 from attrimem_jax.data import chatter, world
 from attrimem_jax.data.synthetic import WorldConfig, episode
-from attrimem_jax.data.teacher import PERFECT, Sloppiness, coverage, gold_records, teacher_actions
+from attrimem_jax.data.teacher import PERFECT, Sloppiness, gold_records, teacher_actions
 from attrimem_jax.memory.actions import parse
 from attrimem_jax.memory.bank import Bank, apply_all
 from attrimem_jax.text.tokenizer import Tokenizer
@@ -119,19 +119,3 @@ def test_a_careless_teacher_needs_a_generator_and_rates_must_be_probabilities():
     teacher_actions(EPISODES[0], 0, Module.CORE, Bank.empty(), sloppiness=Sloppiness(miss=0.1))
   with pytest.raises(ValueError, match=r"Sloppiness\.blur is 1\.5"):
     Sloppiness(blur=1.5)
-
-
-def test_coverage_by_hand():
-  one = EPISODES[0]
-  bank, _ = _write(one)
-  records = bank.current()
-  assert coverage(one, records) == (1.0, 1.0)
-  assert coverage(one, []) == (0.0, 0.0)
-  noise = Record(99, Module.SEMANTIC, "the weather was nice", (1, 2, 3, 4, 5, 6, 7), "")
-  tokens = sum(len(record.ids) for record in records)
-  assert coverage(one, [*records, noise]) == (1.0, tokens / (tokens + 7))
-  held = [records[0], records[0], noise]  # one fact twice
-  ids = 2 * len(records[0].ids)
-  assert coverage(one, held) == (1 / len(gold_records(one)), ids / (ids + 7))
-  mute = Episode(one.history, (), ())
-  assert coverage(mute, records) == (1.0, 0.0)

@@ -10,9 +10,10 @@ import pytest
 
 from attrimem_jax import config as schema
 from attrimem_jax import validation
+from attrimem_jax.arms import ARMS, arm_config
+from attrimem_jax.data import synthetic
 from attrimem_jax.jobs import study
-from attrimem_jax.jobs.arms import ARMS, arm_config
-from attrimem_jax.view.study import write_page
+from attrimem_jax.view.study import write_page, write_pictures
 
 RECIPE = pathlib.Path(__file__).parents[2] / "configs" / "study_granularity.py"
 
@@ -74,11 +75,62 @@ def test_numbers_by_hand():
   assert difference["by_seed"] == [0.25, 0.375]
   assert difference["mean"] == pytest.approx(0.3125)
   assert 0.25 <= difference["low"] <= difference["mean"] <= difference["high"] <= 0.5
+  # Two runs that differ by 1/8: half a width of t(0.975, 1) = 12.7062 times (1/8/√2)/√2 = 1/16.
+  half = 12.7062 / 16
+  assert [difference["t_low"], difference["t_high"]] == pytest.approx([0.3125 - half, 0.3125 + half], rel=1e-4)
+  assert found["over_training"]["token - outcome"]["by_seed"] == [0.25, 0.375]  # one evaluation after the start
   # From 0.25 at step 0 the token arm reaches 0.875 at step 2: the outcome's 0.5 lies at 0.8 of a step.
   assert found["arms"]["token"]["steps_to_outcome"] == pytest.approx(2 * 0.25 / 0.625)
   assert found["arms"]["outcome"]["steps_to_outcome"] == 2
   assert found["curves"]["token"]["accuracy"][1] == [2, pytest.approx(0.875), 0.75, 1.0]
   assert found["curves"]["token"]["reward"] == [pytest.approx([1, 0.2, 0.2, 0.2]), pytest.approx([2, 0.4, 0.4, 0.4])]
+
+
+def test_an_arm_that_is_early_but_ends_alike_is_ahead_over_training():
+  early, late = (made(arm, 0, START, {"a": [3.0, 4], "b": [3.0, 4]}) for arm in ("token", "outcome"))
+  for run, middle in ((early, 3.0), (late, 1.0)):
+    run["evaluations"].insert(1, run["evaluations"][0] | {"step": 1, "scores": {"a": [middle, 4], "b": [middle, 4]}})
+  found = study.summarise([early, late], samples=100)
+  assert found["differences"]["token - outcome"]["mean"] == 0
+  assert found["over_training"]["token - outcome"]["mean"] == (0.75 + 0.75) / 2 - (0.25 + 0.75) / 2
+  assert found["differences"]["token - outcome"]["t_low"] is None
+
+
+def test_kinds_of_questions_by_hand():
+  """Two kinds: on the one the arms differ by a half, on the other not at all; a run without kinds counts nowhere."""
+  runs = [dict(run) for run in RUNS]
+  for run, asked in zip(runs, (1.0, 1.0, 2.0, 2.0), strict=False):
+    run["kinds"] = {"new": {"a": [asked, 2]}, "old": {"a": [1.0, 2], "b": [1.0, 2]}}
+  found = study.summarise(runs, samples=500)["kinds"]
+  assert found["new"]["arms"]["outcome"] == {"mean": 0.5, "low": 0.5, "high": 0.5}
+  assert found["new"]["arms"]["token"] == {"mean": 1.0, "low": 1.0, "high": 1.0}
+  assert found["new"]["differences"]["token - outcome"]["by_seed"] == [0.5, 0.5]
+  assert found["old"]["differences"]["token - outcome"]["mean"] == 0.0
+  assert study.summarise(RUNS, samples=500)["kinds"] == {}
+
+
+def test_scores_and_kinds_of_a_run_come_from_its_answers(tmp_path):
+  answers = [
+    {"history": "a", "kind": "x", "score": 1.0},
+    {"history": "a", "kind": "y", "score": 0.0},
+    {"history": "b", "kind": "x", "score": 0.5},
+  ]
+  rows = [
+    {"step": 0, "eval/accuracy": 0.5},
+    {"step": 1, "train/reward": 0.25, "time/write": 2.0, "time/update": 3.0},
+    {"step": 1, "eval/accuracy": 0.5, "eval/needed_tokens": 0.75},
+  ]
+  (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+  (tmp_path / "evaluations").mkdir()
+  for step in (0, 1):
+    lines = "".join(json.dumps(row) + "\n" for row in answers)
+    (tmp_path / "evaluations" / f"step_{step:06d}.jsonl").write_text(lines)
+  found = study.result("token", 4, tmp_path)
+  scores = {"a": [1.0, 2], "b": [0.5, 1]}
+  assert found["evaluations"][1] == {"step": 1, "accuracy": 0.5, "needed_tokens": 0.75, "scores": scores}
+  assert found["kinds"] == {"x": {"a": [1.0, 1], "b": [0.5, 1]}, "y": {"a": [0.0, 1]}}
+  assert found["curves"]["reward"] == [0.25]
+  assert found["seconds"] == 5
 
 
 def test_runs_that_were_asked_different_questions_are_not_compared():
@@ -89,13 +141,16 @@ def test_runs_that_were_asked_different_questions_are_not_compared():
 def test_page_and_table_say_the_same(tmp_path):
   summary = study.summarise(RUNS, samples=500)
   write_page(tmp_path / "study.html", summary)
+  pictures = [path.name for path in write_pictures(tmp_path, summary)]
+  assert pictures == ["curves.png", "differences.png"]
+  assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
   page, text = (tmp_path / "study.html").read_text(), study.table(summary)
   for part in ("outcome", "token - outcome", "0.875 ["):
     assert part in page
     assert part in text
   assert "+0.312" in text
   assert "(0 is outside)" in text
-  assert page.count("<svg") == 5  # differences, and two curves for each of two arms
+  assert page.count("<svg") == 6  # two of differences, and two curves for each of two arms
 
 
 def test_a_damaged_study_is_told(tmp_path):
@@ -110,7 +165,7 @@ def test_a_study_that_was_stopped_ends_as_one_that_was_not(tmp_path, tiny, envir
     "policy.model": policy, "answer.model": answer, "study.arms": "('start','outcome','token')", "study.seeds": 1,
     "eval.episodes": 2, "eval.questions": 2, "rollout.group_size": 2, "rollout.histories": 2,
     "rollout.max_new_tokens": 8, "answer.max_new_tokens": 8, "reward.questions": 2, "train.steps": 3,
-    "train.eval_every": 2, "train.checkpoint_every": 1, "optim.lr": 0.01,
+    "train.eval_every": 2, "train.checkpoint_every": 1, "optim.lr": 0.01, "rl.redraw": 1,
   }  # fmt: skip
   arguments = [f"--config.{name}={value}" for name, value in small.items()]
 
@@ -124,7 +179,7 @@ def test_a_study_that_was_stopped_ends_as_one_that_was_not(tmp_path, tiny, envir
   assert whole.returncode == 0, text
   stopped = start(tmp_path / "stopped")
   for line in stopped.stdout:
-    if line.startswith("1/3") or "1/3 " in line:
+    if line.startswith("1/3  reward"):
       stopped.send_signal(signal.SIGTERM)
       break
   rest, _ = stopped.communicate(timeout=240)
@@ -140,3 +195,9 @@ def test_a_study_that_was_stopped_ends_as_one_that_was_not(tmp_path, tiny, envir
     contents.append([{k: v for k, v in run.items() if k != "seconds"} for run in runs])
   assert contents[0] == contents[1]
   assert [run["arm"] for run in contents[0]] == ["start", "outcome", "token"]
+  assert set(contents[0][-1]["kinds"]) <= set(synthetic.KINDS)
+  arguments.append("--config.rl.kl=0.5")
+  other = start(tmp_path / "whole")
+  text, _ = other.communicate(timeout=60)
+  assert other.returncode != 0
+  assert "holds a run of another configuration (rl.kl: 0.02 there, 0.5 now)" in text

@@ -87,6 +87,21 @@ def test_all_questions_of_the_whole_history_in_evaluation():
     assert task.questions == episode.questions
 
 
+def test_every_draw_of_a_step_has_histories_of_its_own():
+  changes = {"seed": 1023}
+  drawn = [tasks(**changes).training(step, draw) for step in range(3) for draw in range(4)]
+  assert len({task.window.history.id for some in drawn for task in some}) == 3 * 3 * 4
+  assert all(task.window.number < 2**32 for some in drawn for task in some)
+  assert tasks(**changes).training(2, 3) == drawn[-1]
+
+
+def test_training_may_ask_fewer_kinds_than_evaluation():
+  kinds = synthetic.KINDS[:2]
+  run = tasks(**{"reward.kinds": kinds})
+  assert {q.kind for step in range(8) for task in run.training(step) for q in task.questions} == set(kinds)
+  assert run.evaluation() == tasks().evaluation()
+
+
 def test_chosen_questions_keep_their_order_and_kinds():
   kinds = synthetic.KINDS[:2]
   run = tasks(**{"data.kinds": tuple(kinds), "reward.questions": 2})

@@ -56,6 +56,9 @@ def test_clipping_by_hand(ratio, advantage, loss, slope, clipped):
   )(batch.logp)
   np.testing.assert_allclose([value, gradient[0]], [loss, slope], rtol=1e-6)
   assert totals.sums["clip_fraction"] == clipped
+  assert totals.sums["clip_low_fraction"] == (clipped if ratio < 1 else 0)
+  assert totals.sums["clip_high_fraction"] == (clipped if ratio > 1 else 0)
+  np.testing.assert_allclose(totals.maxima["log_ratio_abs_max"], abs(np.log(ratio)), rtol=1e-5)
   np.testing.assert_allclose([totals.sums["ratio_mean"], totals.maxima["ratio_max"]], ratio, rtol=1e-6)
 
 

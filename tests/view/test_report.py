@@ -1,7 +1,9 @@
 """`write_report` on whole, partial and damaged run directories."""
 
 import json
+import math
 import pathlib
+import re
 
 import pytest
 
@@ -64,6 +66,22 @@ def test_a_whole_run(run):
   assert 'title="advantage -0.5"' in page
   assert page.count("<svg") == 2
   assert "http" not in page.replace("http://www.w3.org/2000/svg", "")  # needs no other file
+
+
+def test_the_strongest_tokens_come_first(run):
+  """Of equal probabilities the advantage decides: 1 before the others' -0.5; an unlikely token comes before both."""
+  ids = Tokenizer.load(TOKENIZER).encode("ADD Ann lives in Lisbon\n")
+  config = json.loads((run / "config.json").read_text()) | {"policy": {"model": str(TOKENIZER)}}
+  (run / "config.json").write_text(json.dumps(config))
+  calls = [_call("ADD Ann lives in Lisbon\n", ids, logps=[-0.1] * (len(ids) - 1) + [-3.0])]
+  (run / "rollouts" / "step_000004.jsonl").write_text(json.dumps(_rollout(0, 1.0, calls)) + "\n")
+  page = write_report(run).read_text()
+  table = page[page.index("Tokens that push most") : page.index("rollout 0: reward")]
+  pushes = [float(cell) for cell in re.findall(r"<tr><td [^>]*>([\d.]+)</td>", table)]
+  assert len(pushes) == min(12, len(ids))
+  assert pushes[:3] == pytest.approx(
+    [0.5 * (1 - math.exp(-3)), 1 - math.exp(-0.1), 0.5 * (1 - math.exp(-0.1))], rel=0.01
+  )
 
 
 def test_times_leave_the_first_step_out_of_the_mean(run):
