@@ -1,7 +1,7 @@
 """A run directory: configuration, metrics, checkpoints, rollouts, and what happens when a run stops or goes on.
 
-Jobs that train own their directory: one run at a time, one configuration. All other jobs read what is there and
-write nothing but their own results, so they may look at a run that is going on. Of several processes (`io.hosts`) the
+Jobs that train, and benchmarks, own their directory: one run at a time, one configuration. All other jobs read what is
+there and write nothing but their own results, so they may look at a run that is going on. Of several processes (`io.hosts`) the
 first one writes; checkpoints are written by all.
 """
 
@@ -25,6 +25,7 @@ from attrimem_jax.io.metrics import MetricsWriter, Progress, read_rows, write_ro
 from attrimem_jax.rl.optimizer import TrainState
 
 TRAINING = ("train", "sft")
+OWNING = (*TRAINING, "benchmark")
 # Keys that a run may be resumed with other values of: they decide how long and how often, not what is computed.
 _FREE = (
   "train.log_every",
@@ -33,6 +34,11 @@ _FREE = (
   "job",
   *(f"hosts.{name}" for name in ("coordinator", "processes", "process", "timeout")),
 )
+_FREE_BENCHMARK = (
+  "eval.bootstrap",
+  "eval.confidence",
+  "eval.episodes",
+)  # more conversations do not change earlier ones
 
 
 class Run:
@@ -57,16 +63,17 @@ class Run:
     self._pinned: dict[str, Any] = {}
     self._folder = self.workdir / "checkpoints"
     self.newest = max(complete_steps(self._folder), default=None)
-    if config.job in TRAINING:
+    if config.job in OWNING:
       _make(self.workdir)
       self._lock = _lock(self.workdir) if hosts.leads() else None
       self._earlier = earlier_config(self.workdir / "config.json")
       _check_same(self.workdir, self._earlier, config)
       self._pinned = self._earlier.get("pinned", {})
+    if config.job in TRAINING:
       self._checkpoints = Checkpoints(self._folder, keep=config.train.keep_checkpoints)
 
   def __enter__(self) -> "Run":
-    if self.config.job in (*TRAINING, "attribute"):
+    if self.config.job in (*OWNING, "attribute"):
       for number in (signal.SIGTERM, signal.SIGINT):
         self._handlers[number] = signal.signal(number, self._stop)
     return self
@@ -114,11 +121,15 @@ class Run:
       print(f"going on from step {step} of {self.workdir}", flush=True)
     if hosts.leads():
       self._metrics = MetricsWriter(self.workdir, resume_step=step)
-      text = json.dumps({**_plain(self.config), "pinned": self._pinned}, indent=1)
-      (self.workdir / "config.json").write_text(text + "\n", encoding="utf-8")
+      self.keep_config()
     hosts.meet("begin")  # from here on all see the same files
     self.first_evaluation()  # or a damaged one would be told at the end
     return state if restored is None else restored
+
+  def keep_config(self) -> None:
+    """From here on the directory belongs to this configuration."""
+    text = json.dumps({**_plain(self.config), "pinned": self._pinned}, indent=1)
+    (self.workdir / "config.json").write_text(text + "\n", encoding="utf-8")
 
   def _refuse_lost_checkpoints(self) -> None:
     every = self._earlier.get("train", {}).get("checkpoint_every", math.inf)
@@ -228,6 +239,7 @@ def earlier_config(file: pathlib.Path) -> dict[str, Any]:
 
 def _check_same(workdir: pathlib.Path, earlier: dict[str, Any], config: ConfigDict) -> None:
   free = _FREE if config.optim.schedule == "cosine" else (*_FREE, "train.steps")  # the cosine ends at the last step
+  free = (*free, *_FREE_BENCHMARK) if config.job == "benchmark" else free
   theirs = schema.flat(earlier)
   changed = [
     f"{name}: {theirs.get(name)!r} there, {value!r} now"
