@@ -1,4 +1,4 @@
-"""One memory system on LongMemEval, all of it: writes each history once, asks all its questions, scores every one of them.
+"""One memory system on LongMemEval, all of it: writes each history once, asks and scores all its questions.
 
   python -m attrimem_jax.main --config=configs/eval_longmemeval.py:smollm2 --config.data.path=longmemeval_s.json \\
     --config.data.splits=splits.json --config.eval.split=test

@@ -1,8 +1,8 @@
 """A run directory: configuration, metrics, checkpoints, rollouts, and what happens when a run stops or goes on.
 
 Jobs that train, and benchmarks, own their directory: one run at a time, one configuration. All other jobs read what is
-there and write nothing but their own results, so they may look at a run that is going on. Of several processes (`io.hosts`) the
-first one writes; checkpoints are written by all.
+there and write nothing but their own results, so they may look at a run that is going on. Of several processes
+(`io.hosts`) the first one writes; checkpoints are written by all.
 """
 
 import fcntl

@@ -43,6 +43,9 @@ class Cost:
     return self.read + self.written
 
 
+NO_CALLS = Cost()
+
+
 class Memory(Protocol):
   """What a system has kept of one history. `cost` is of writing it, and of all that retrieval has called since."""
 

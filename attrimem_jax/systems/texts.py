@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from attrimem_jax.memory.retrieval import Retriever
-from attrimem_jax.systems.protocol import Cost, Passage
+from attrimem_jax.systems.protocol import NO_CALLS, Cost, Passage
 from attrimem_jax.types import History, Module, Question, Record, Session, Turn
 
 
@@ -25,7 +25,7 @@ class Ranked:
 
   passages: tuple[Passage, ...]
   retriever: Retriever
-  cost: Cost = Cost()
+  cost: Cost = NO_CALLS
 
   def retrieve(self, questions: Sequence[Question]) -> list[tuple[Passage, ...]]:
     records = [Record(p.place, Module.EPISODIC, p.text, (), p.date) for p in self.passages]
@@ -38,7 +38,7 @@ class Fixed:
   """The same passages whatever is asked."""
 
   passages: tuple[Passage, ...]
-  cost: Cost = Cost()
+  cost: Cost = NO_CALLS
 
   def retrieve(self, questions: Sequence[Question]) -> list[tuple[Passage, ...]]:
     return [self.passages for _ in questions]
@@ -49,7 +49,7 @@ class Told:
   """The turns that each question names as its evidence."""
 
   passages: dict[str, Passage]
-  cost: Cost = Cost()
+  cost: Cost = NO_CALLS
 
   def retrieve(self, questions: Sequence[Question]) -> list[tuple[Passage, ...]]:
     return [tuple(self.passages[i] for i in dict.fromkeys(q.evidence) if i in self.passages) for q in questions]
