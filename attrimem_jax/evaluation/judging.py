@@ -104,23 +104,24 @@ def ask(complete: Complete, prompts: Sequence[judge.Messages], tries: int) -> li
 def calibration_set(questions: Sequence[Question], count: int, seed: int = 0) -> list[tuple[Question, str, bool]]:
   """(question, answer, whether it is right): for each of `count` questions one right and one planted wrong answer.
 
-  Right: the gold in a sentence; a refusal where the question has none. Wrong: the gold with its numbers changed, or
-  that of another question; the gold of another where the question has none.
+  Right: the gold in a sentence; a refusal where the question has none. Wrong: the gold with its numbers changed,
+  the other one of yes and no, else the gold of another question, of the same kind where there is one.
   """
   usable = [q for q in questions if q.kind != "single-session-preference"]
   rng = np.random.default_rng(seed)
   chosen = [usable[i] for i in rng.permutation(len(usable))[:count]]
   rows: list[tuple[Question, str, bool]] = []
   for q in chosen:
-    others = [o.answers[0] for o in usable if o.answers and o.text != q.text and not _alike(o, q)]
+    foreign = [o for o in usable if o.answers and o.text != q.text and not _alike(o, q)]
+    others = [o for o in foreign if o.kind == q.kind] or foreign
     if not others:
       continue
-    other = others[rng.integers(len(others))]
+    other = _bare(others[rng.integers(len(others))].answers[0])
     if q.abstain:
       rows += [(q, "That was never told in our conversations.", True), (q, f"It is {other}.", False)]
     else:
-      rows += [(q, _FRAMES[rng.integers(len(_FRAMES))].format(q.answers[0]), True)]
-      rows += [(q, f"I think it was {_swapped(q.answers[0], other)}.", False)]
+      rows += [(q, _FRAMES[rng.integers(len(_FRAMES))].format(_bare(q.answers[0])), True)]
+      rows += [(q, f"I think it was {_swapped(_bare(q.answers[0]), other)}.", False)]
   return rows
 
 
@@ -138,8 +139,16 @@ _FRAMES = ("From what was said: {}.", "As far as I remember, the answer is {}.",
 _DIGITS = re.compile(r"\d+")
 
 
+def _bare(gold: str) -> str:
+  """Without a full stop at its end, which would stand doubled in a sentence."""
+  return gold.strip().removesuffix(".")
+
+
 def _swapped(gold: str, other: str) -> str:
-  """The gold with every number made larger by more than the rubrics forgive; without numbers, the other's gold."""
+  """The gold with every number made larger by more than the rubrics forgive; yes for no; else the other's gold."""
+  turned = {"yes": "No", "no": "Yes"}.get(gold.lower())
+  if turned is not None:
+    return turned
   return _DIGITS.sub(lambda m: str(int(m[0]) + 7), gold) if _DIGITS.search(gold) else other
 
 

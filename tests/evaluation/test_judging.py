@@ -57,6 +57,16 @@ def test_nothing_judged_has_no_accuracy():
   assert found.unjudged == ("c_abs",)
 
 
+def test_planted_errors_are_of_the_same_kind_and_turn_yes_into_no():
+  golds = {"a": ("Yes.", "x"), "b": ("Oslo", "x"), "c": ("tea", "y"), "d": ("Rome.", "x")}
+  questions = [Question(name, f"What is {name}?", (gold,), kind) for name, (gold, kind) in golds.items()]
+  for seed in range(8):
+    wrong = {q.id: answer for q, answer, right in calibration_set(questions, 4, seed) if not right}
+    assert wrong["a"] == "I think it was No."
+    assert wrong["b"] in ("I think it was Rome.", "I think it was Yes.")
+    assert wrong["c"] != "I think it was tea."
+
+
 def test_calibration_tells_a_careful_judge_from_one_that_accepts_all():
   rows = calibration_set([q for e in EPISODES for q in e.questions], 3)
   assert sum(label for *_, label in rows) == len(rows) / 2 == 3
