@@ -228,6 +228,12 @@ def _eval() -> ConfigDict:
   evaluation.temperature = 0.0
   # Whose memories job "evaluate" asks: the policy's, the data set's reference notes, the careless teacher's, or none.
   evaluation.memory = "policy"
+  # Whose memories job "benchmark" asks; or a finished run of it, whose memories are asked again; or a file of answers
+  # in the benchmark's own format, which is only scored.
+  evaluation.system = "policy"
+  evaluation.memories = ""
+  evaluation.answers = ""
+  evaluation.window = 0  # tokens that whole conversations may fill; 0: all that the answer model can read
   evaluation.bootstrap = 1000  # resamples
   evaluation.confidence = 0.95
   return evaluation

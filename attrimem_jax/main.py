@@ -29,6 +29,7 @@ JOBS = {
   "train": ("grpo", "run_grpo"),
   "sft": ("sft", "run_sft"),
   "evaluate": ("evaluate", "run_evaluate"),
+  "benchmark": ("benchmark", "run_benchmark"),
   "attribute": ("attribute", "run_attribute"),
   "export": ("export", "run_export"),
   "plan": ("plan", "run_plan"),

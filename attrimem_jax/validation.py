@@ -27,11 +27,12 @@ _SPLITS = ("train", "eval", "test", "all", "sft", "rl")
 
 # Every key that takes one of a few words.
 CHOICES: Mapping[str, tuple[str, ...]] = {
-  "job": ("train", "sft", "evaluate", "attribute", "export", "plan", "retention", "study"),
+  "job": ("train", "sft", "evaluate", "benchmark", "attribute", "export", "plan", "retention", "study"),
   "data.name": ("synthetic", *benchmarks.READERS),
   "data.split": _SPLITS,
   "eval.memory": ("policy", "reference", "teacher", "empty"),
   "eval.split": _SPLITS,
+  "eval.system": ("policy", "rag_session", "rag_utterance", "full_context", "oracle", "recency", "none"),
   "policy.prompts": ("compact", "full"),
   "policy.dtype": ("float32", "bfloat16"),
   "policy.overlong": ("fail", "split", "cut"),
@@ -103,6 +104,7 @@ _AT_LEAST: Mapping[str, float] = {
   **{f"train.collapse.{name}": 0 for name in ("patience", "entropy", "kl", "reward")},
   "eval.episodes": 1,
   "eval.questions": 0,
+  "eval.window": 0,
   "eval.temperature": 0,
   "eval.bootstrap": 1,
   "retention.splits": 1,
@@ -252,7 +254,9 @@ def _cross_checks(config: ConfigDict) -> Iterator[str]:
     yield from _batch(config)
   if config.job in ("train", "sft") and config.optim.warmup > config.train.steps:
     yield _problem(config, "optim.warmup", f"is longer than config.train.steps={config.train.steps}", "Shorten it.")
-  if config.job in ("train", "sft", "evaluate", "plan"):
+  if config.job == "benchmark":
+    yield from _benchmarked(config)
+  if config.job in ("train", "sft", "evaluate", "benchmark", "plan"):
     yield from _lora(config)
   if config.job == "sft":
     yield from _init(config)
@@ -379,6 +383,21 @@ def _arms(config: ConfigDict) -> Iterator[str]:
   yield from dict.fromkeys(problems)
 
 
+def _benchmarked(config: ConfigDict) -> Iterator[str]:
+  """What the job `benchmark` asks, and of whom."""
+  if config.eval.questions:
+    yield _problem(
+      config, "eval.questions", "a benchmark asks all questions", "Use 0; config.data.kinds chooses kinds."
+    )
+  if config.eval.memories and config.eval.answers:
+    yield _problem(config, "eval.answers", "are given, so no memories are asked", "Leave one of the two empty.")
+  if config.eval.memories and not (_path(config.eval.memories) / "conversations").is_dir():
+    what = "that is no run of the job 'benchmark', as it holds no folder conversations"
+    yield _problem(config, "eval.memories", what, "Give the --workdir of one.")
+  if config.eval.answers and not _path(config.eval.answers).is_file():
+    yield _problem(config, "eval.answers", "there is no such file", "Correct the path.")
+
+
 def _explained(config: ConfigDict) -> Iterator[str]:
   """What the job `attribute` explains: a JSON file, or a text with a question."""
   explain = config.explain
@@ -455,7 +474,7 @@ def _hosts(config: ConfigDict) -> Iterator[str]:
       if hosts[name] != unset:
         yield _problem(config, f"hosts.{name}", "is set without config.hosts.coordinator", "Give its host:port.")
     return
-  if config.job in ("attribute", "export", "plan", "study"):
+  if config.job in ("attribute", "benchmark", "export", "plan", "study"):
     what = f"job {config.job!r} runs in one process"
     yield _problem(config, "hosts.coordinator", what, "Leave it empty (and $ATTRIMEM_COORDINATOR unset).")
   if hosts.coordinator == "auto":

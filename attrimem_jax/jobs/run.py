@@ -1,8 +1,8 @@
 """A run directory: configuration, metrics, checkpoints, rollouts, and what happens when a run stops or goes on.
 
-Jobs that train, or study many runs, own their directory: one run at a time, one configuration. All other jobs read what
-is there and write nothing but their own results, so they may look at a run that is going on. Of several processes
-(`io.hosts`) the first one writes; checkpoints are written by all.
+Jobs that train, study many runs or benchmark own their directory: one run at a time, one configuration. All other jobs
+read what is there and write nothing but their own results, so they may look at a run that is going on. Of several
+processes (`io.hosts`) the first one writes; checkpoints are written by all.
 """
 
 import fcntl
@@ -25,7 +25,7 @@ from attrimem_jax.io.metrics import MetricsWriter, Progress, read_rows, write_js
 from attrimem_jax.rl.optimizer import TrainState
 
 TRAINING = ("train", "sft")
-_OWNING = (*TRAINING, "study")
+OWNING = (*TRAINING, "study", "benchmark")
 # Keys that a run may be resumed with other values of: they decide how long and how often, not what is computed.
 _FREE = (
   "train.log_every",
@@ -36,6 +36,11 @@ _FREE = (
   "study.seeds",
   *(f"hosts.{name}" for name in ("coordinator", "processes", "process", "timeout")),
 )
+_FREE_BENCHMARK = (
+  "eval.bootstrap",
+  "eval.confidence",
+  "eval.episodes",
+)  # more conversations do not change earlier ones
 
 
 class Run:
@@ -60,7 +65,7 @@ class Run:
     self._pinned: dict[str, Any] = {}
     self._folder = self.workdir / "checkpoints"
     self.newest = max(complete_steps(self._folder), default=None)
-    if config.job in _OWNING:
+    if config.job in OWNING:
       _make(self.workdir)
       self._lock = _lock(self.workdir) if hosts.leads() else None
       self._earlier = earlier_config(self.workdir / "config.json")
@@ -70,7 +75,7 @@ class Run:
       self._checkpoints = Checkpoints(self._folder, keep=config.train.keep_checkpoints)
 
   def __enter__(self) -> "Run":
-    if self.config.job in (*_OWNING, "attribute"):
+    if self.config.job in (*OWNING, "attribute"):
       for number in (signal.SIGTERM, signal.SIGINT):
         self._handlers[number] = signal.signal(number, self._stop)
     return self
@@ -240,6 +245,7 @@ def earlier_config(file: pathlib.Path) -> dict[str, Any]:
 
 def _check_same(workdir: pathlib.Path, earlier: dict[str, Any], config: ConfigDict) -> None:
   free = _FREE if config.optim.schedule == "cosine" else (*_FREE, "train.steps")  # the cosine ends at the last step
+  free = (*free, *_FREE_BENCHMARK) if config.job == "benchmark" else free
   theirs = schema.flat(earlier)
   changed = [
     f"{name}: {theirs.get(name)!r} there, {value!r} now"

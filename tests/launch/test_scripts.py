@@ -51,6 +51,24 @@ def test_the_command_in_its_head_is_a_valid_job(repository, tmp_path, monkeypatc
   _check(_configured(arguments), tmp_path, devices, processes)
 
 
+@pytest.mark.parametrize("name", ["locomo", "longmemeval", "perltqa"])
+def test_a_benchmark_runs_every_system_and_compares_them(repository, tmp_path, name):
+  script = repository / "launch" / f"bench_{name}.sh"
+  (tmp_path / "python").write_text('#!/usr/bin/env bash\necho "$*"\n', encoding="utf-8")
+  (tmp_path / "python").chmod(0o755)
+  variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "RUNS": "r"}
+  said = subprocess.run([script, "--config.data.path=x"], env=variables, capture_output=True, text=True, check=True)
+  *runs, page = said.stdout.splitlines()
+  systems = [re.search(r"--config.eval.system=(\S+)", line)[1] for line in runs]
+  assert sorted(systems) == sorted(validation.CHOICES["eval.system"])
+  assert page.split()[3:] == [f"r/{system}" for system in systems]
+  data = str(tmp_path / "data.json")
+  (tmp_path / "data.json").write_text("[]", encoding="utf-8")
+  for line in runs:
+    arguments = line.replace("=x", f"={data}").split()[2:]
+    validation.validate(_configured([a for a in arguments if a.startswith("--config")]))
+
+
 def test_a_script_hands_its_arguments_on(repository, tmp_path):
   """With programs in place of the real ones that print what they were given."""
   for program in ("python", "srun", "gcloud"):
