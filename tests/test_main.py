@@ -17,7 +17,7 @@ RECIPE = "configs/grpo_token.py"
     (["--config=README.md"], "'README.md' is not a Python file"),
     (
       [f"--config={RECIPE}", "--config.kl=3", "--config.masks=2"],
-      "config.kl: there is no such key; did you mean rl.kl?",
+      "config.kl: there is no such key; did you mean rl.kl, train.collapse.kl?",
     ),
     ([f"--config={RECIPE}", "--config.kl=3", "--config.masks=2"], "did you mean attribution.masks, explain.masks?"),
     (
