@@ -26,7 +26,7 @@ from attrimem_jax.evaluation.bootstrap import Interval, difference_interval
 from attrimem_jax.io.metrics import write_json
 from attrimem_jax.jobs.run import Run
 from attrimem_jax.retention.factors import FACTORS, Known, Lexical, blind, by_speaker, oracle
-from attrimem_jax.retention.value import Cases, budgets, hill_climb, kept
+from attrimem_jax.retention.value import Cases, budgets, hill_climb, kept, pairwise
 from attrimem_jax.types import Question
 
 LIVE = tuple(FACTORS.index(name) for name in ("emotion", "goal", "self", "reliability"))
@@ -43,9 +43,11 @@ def run_retention(config: ConfigDict, run: Run) -> None:
     flush=True,
   )
   halves = splits(len(gold), settings.splits, config.seed)
-  weights = hill_climb(cases, halves, settings.keep, live=LIVE, seed=config.seed + 1)
+  climbed = hill_climb(cases, halves, settings.keep, live=LIVE, seed=config.seed + 1)
+  weights = pairwise(cases, halves, live=LIVE)
   scores = _fixed(cases, recency, settings.keep, len(halves), config.seed)
-  scores["learned"] = np.stack([_score(cases, cases.factors @ w, settings.keep) for w in weights])
+  for name, learned in (("learned", weights), ("learned by climbing", climbed)):
+    scores[name] = np.stack([_score(cases, cases.factors @ w, settings.keep) for w in learned])
   scores["surface cues"] = _surface(cases, surface, halves, settings.keep)
   rows = {name: _summary(values, halves) for name, values in scores.items()}
   gaps = {name: _gap(scores["learned"], values, halves, config) for name, values in scores.items() if name != "learned"}

@@ -1,8 +1,9 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.optimize import minimize
 
-from attrimem_jax.retention.value import Cases, budgets, hill_climb, kept
+from attrimem_jax.retention.value import Cases, budgets, hill_climb, kept, pair_loss, pairwise
 
 
 def _brute(values, gold, budget):
@@ -56,14 +57,16 @@ def _confounder(rng, cases):
 def test_learned_weights_see_through_a_confounder_that_misleads_equal_weights():
   cases = _confounder(np.random.default_rng(1), 120)
   fit = np.arange(120) < 60
-  (weights,) = hill_climb(cases, fit[None], 0.4)
+  (weights,), (ranked,) = hill_climb(cases, fit[None], 0.4), pairwise(cases, fit[None])
   assert (weights >= 0).all()
+  assert (ranked >= 0).all()
   budget = budgets(cases.size, 0.4)
 
   def unseen(w):
     return np.asarray(kept(*map(jnp.asarray, (cases.factors @ w, cases.size, cases.gold, budget))))[~fit].mean()
 
   assert unseen(weights) == 1.0
+  assert unseen(ranked) == 1.0
   assert 0.4 < unseen(np.ones(7, np.float32)) < 0.95
   for misleading in (0, 2, 3):
     assert unseen(np.eye(7, dtype=np.float32)[misleading]) < 0.1
@@ -83,6 +86,40 @@ def test_climbing_never_loses_on_what_it_fits_and_sees_nothing_else():
     return np.mean([_brute(tables[i] @ w, gold[i], 4) for i in range(6)])
 
   assert score(first[0]) >= score(np.array([1, 0, 1], np.float32))
+
+
+def test_ranking_finds_the_least_loss_of_a_plain_loop():
+  """Against pairs one by one in float64, minimised by SciPy's L-BFGS-B within the same bounds."""
+  rng = np.random.default_rng(4)
+  tables, gold = [], []
+  for size in (5, 9, 14, 7, 11, 6):
+    table = rng.random((size, 3))
+    table[0] += [0.25, -0.6, 0.05]  # the second factor misleads: its weight ends at the bound
+    tables.append(table.astype(np.float32))
+    gold.append([0, 2])
+  cases = Cases.pack(tables, gold)
+  fit = np.array([[True, True, True, True, False, True], [True] * 6])
+
+  def loss(weights, chosen):
+    total = 0.0
+    for i in chosen:
+      values = tables[i].astype(np.float64) @ weights
+      others = [j for j in range(len(values)) if j not in gold[i]]
+      total += np.mean([np.logaddexp(0, values[j] - values[g]) for g in gold[i] for j in others])
+    return total / len(chosen)
+
+  found = pairwise(cases, fit, penalty=1e-3, iterations=600)
+  for weights, mask in zip(found, fit, strict=True):
+    chosen = np.flatnonzero(mask)
+    share = (mask / mask.sum()).astype(np.float32)
+    ours = float(pair_loss(*map(jnp.asarray, (weights, cases.factors, cases.size, cases.gold, share))))
+    np.testing.assert_allclose(ours, loss(weights.astype(np.float64), chosen), rtol=1e-5)
+    best = minimize(lambda w, c=chosen: loss(w, c) + 1e-3 * w @ w, np.ones(3), bounds=[(0, None)] * 3)
+    np.testing.assert_allclose(weights, best.x, atol=0.02)
+    assert best.x[1] == 0
+  live = pairwise(cases, fit[:1], live=(0,), iterations=50)[0]
+  assert live[0] > 0
+  assert not live[1:].any()
 
 
 @pytest.mark.parametrize(
