@@ -193,11 +193,11 @@ def test_stages_change_nothing_but_the_size_of_the_batch(model, monkeypatch):
   whole = run()
   widths, go_on = [], sampling._go_on
 
-  def spied(config, width, *rest):
-    widths.append((width, rest[-4].shape[1]))
-    return go_on(config, width, *rest)
+  def spied(*arguments):
+    widths.append(arguments[5].ids.shape[:0:-1])
+    return go_on(*arguments)
 
-  monkeypatch.setattr(sampling, "FIRST_STAGE", 2)
+  monkeypatch.setattr(sampling, "FIRST_ROOM", 2)
   monkeypatch.setattr(sampling, "_go_on", spied)
   for a, b in zip(itertools.chain(*whole), itertools.chain(*run()), strict=True):
     np.testing.assert_array_equal(a.ids, b.ids)
@@ -210,6 +210,34 @@ def test_stages_change_nothing_but_the_size_of_the_batch(model, monkeypatch):
   for (_, rows), alive in zip(widths, live, strict=False):
     assert alive <= rows <= max(1, 2 * alive)
   assert widths[-1][1] < 8
+
+
+@pytest.mark.parametrize(("at_once", "room"), [(1, 4), (3, 128), (4, 2), (8, 8)])
+def test_a_queue_changes_nothing_but_how_many_are_under_way(model, monkeypatch, at_once, room):
+  """Thirteen rows of one prefix and five of another, of 1 to 20 tokens, through a few places."""
+  keys = np.random.default_rng(11).integers(2**32, size=(2, 13, 2), dtype=np.uint32)
+  prompts = [[*PROMPTS[0], *PROMPTS[0], PROMPTS[1][0]][:7] * 2, PROMPTS[1] * 5]
+  prompts[0] = prompts[0][:13]
+  whole = complete(model, PREFIXES, prompts, keys, Sampling(20), rows=13, step=8)
+  batches, entered = [], []
+  for name, kept, place in (("_go_on", batches, 5), ("_enter", entered, 4)):
+    was = getattr(sampling, name)
+
+    def spied(*arguments, was=was, kept=kept, place=place):
+      kept.append(arguments[place])
+      return was(*arguments)
+
+    monkeypatch.setattr(sampling, name, spied)
+  monkeypatch.setattr(sampling, "FIRST_ROOM", room)
+  queued = complete(model, PREFIXES, prompts, keys, Sampling(20), rows=13, step=8, at_once=at_once)
+  lengths = [len(c.ids) for group in whole for c in group]
+  assert min(lengths) < 5 < 15 < max(lengths)
+  for a, b in zip(itertools.chain(*whole), itertools.chain(*queued), strict=True):
+    np.testing.assert_array_equal(a.ids, b.ids)
+    np.testing.assert_allclose(a.logps, b.logps, atol=1e-5)
+    assert a.finish == b.finish
+  assert {ids.shape[1] <= at_once for ids in (progress.ids for progress in batches)} == {True}
+  assert sum(len(ids[0]) for ids in entered) >= 13 - at_once
 
 
 def test_another_top_p_is_no_other_program(model):
