@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from attrimem_jax.nn.attention import Causal, attend, rotary, rotate
+from attrimem_jax.nn.attention import Causal, attend, causal, rotary, rotate
 from attrimem_jax.nn.config import DecoderConfig
 
 Array = Any  # a jax.Array inside compiled functions, a NumPy array on its way there
@@ -176,14 +176,13 @@ def forward(
   """
   prefix_rope, suffix_rope = _ropes(config, batch.prefix_mask, batch.suffix_mask)
   to_prefix, to_own = _masks(batch)
-  causal = Causal(batch.prefix_mask[:, None, None, :])
 
   def layer(streams, xs):
     (x, y), (weights, past) = streams, xs
     net = block(config, weights)
     if past is None:
       q, k, v = net.qkv(x, prefix_rope)
-      x = net.finish(x, attend(q[:, None], [], [(k[:, None], v[:, None], causal)])[:, 0])
+      x = net.finish(x, causal(q, k, v, batch.prefix_mask))
     else:
       k, v = past
     q, own_k, own_v = net.qkv(y, suffix_rope)
