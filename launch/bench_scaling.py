@@ -114,7 +114,7 @@ def score_seconds(masks: int, scorer: str, repeats: int) -> float:
 
   from attrimem_jax.attribution.attribute import Problem, measure
   from attrimem_jax.nn import decoder
-  from attrimem_jax.types import CallKey, Module, Source
+  from attrimem_jax.memory.context import Source
 
   config, rng = shape(WIDTH), np.random.default_rng(0)
   model = types.SimpleNamespace(
