@@ -105,9 +105,9 @@ def complete(
   padded = np.zeros((len(prefixes), rows, 2), np.uint32)
   padded[:, : keys.shape[1]] = keys[:, :rows]
   stop = tuple(model.tokenizer.stop_ids)
-  static = (stop, sampling.top_k, sampling.top_p)
+  static = (stop, sampling.top_k, sampling.top_p < 1)  # not top_p itself: each would be a program of its own
   shared, padded = sharding.spread((shared, padded), model.params)
-  last = (np.float32(sampling.temperature), np.int32(sampling.max_new_tokens))
+  last = (np.float32(sampling.temperature), np.float32(sampling.top_p), np.int32(sampling.max_new_tokens))
   widths = _stages(bucket(sampling.max_new_tokens, 8))
   begin = (model.config, widths[0], len(widths) > 1, jnp.dtype(dtype).name, *static, model.params)
   progress, context = _begin(*begin, shared, padded, *last)
@@ -195,7 +195,19 @@ class _Context(NamedTuple):
 
 @functools.partial(jax.jit, static_argnums=range(7))
 def _begin(
-  config: DecoderConfig, width, more, dtype, stop, top_k, top_p, params, shared: Shared, keys, temperature, limit
+  config: DecoderConfig,
+  width,
+  more,
+  dtype,
+  stop,
+  top_k,
+  nucleus,
+  params,
+  shared: Shared,
+  keys,
+  temperature,
+  top_p,
+  limit,
 ):
   """Reads everything and samples up to `width` tokens; what a next stage (`more`) would need of it is returned too."""
   states, caches = forward(config, params, shared, dtype=jnp.dtype(dtype), keep_cache=True)
@@ -206,13 +218,13 @@ def _begin(
   empty = jnp.zeros((config.layers, P, n, width, config.kv_heads, config.head_size), jnp.dtype(dtype))
   done = ~jnp.any(shared.suffix_mask, axis=-1)
   start = _Progress(jnp.int32(0), done, states[:, :, -1], ids, ids.astype(jnp.float32), lengths, empty, empty)
-  progress = _sample(config, stop, top_k, top_p, params, context, start, temperature, limit)
+  progress = _sample(config, stop, top_k, top_p if nucleus else None, params, context, start, temperature, limit)
   nothing = jnp.zeros(())
   return (progress, context) if more else (progress._replace(new_k=nothing, new_v=nothing, states=nothing), nothing)
 
 
 @functools.partial(jax.jit, static_argnums=range(5))
-def _go_on(config, width, stop, top_k, top_p, params, progress, context, order, temperature, limit):
+def _go_on(config, width, stop, top_k, nucleus, params, progress, context, order, temperature, top_p, limit):
   """Keeps the rows `order` [P, m], gives new tokens `width` columns, and samples on."""
 
   def rows(a, axis=1):
@@ -240,6 +252,7 @@ def _go_on(config, width, stop, top_k, top_p, params, progress, context, order, 
     wider(rows(progress.new_k, 2), 3),
     wider(rows(progress.new_v, 2), 3),
   )
+  top_p = top_p if nucleus else None
   return _sample(config, stop, top_k, top_p, params, context, progress, temperature, limit), context
 
 
@@ -319,10 +332,10 @@ def _invert(weights, u, width=256):
 
 
 def _narrow(z, top_k, top_p):
-  """Sets logits outside the top-k, or outside the smallest set with mass top-p, to -inf."""
+  """Sets logits outside the top-k, or outside the smallest set with mass top-p (None: all), to -inf."""
   if top_k:
     z = jnp.where(z < jax.lax.top_k(z, min(top_k, z.shape[-1]))[0][..., -1:], -jnp.inf, z)
-  if top_p < 1:
+  if top_p is not None:
     ordered = jnp.sort(z, axis=-1, descending=True)
     mass_before = jnp.cumsum(jax.nn.softmax(ordered), axis=-1) - jax.nn.softmax(ordered)
     least = jnp.min(jnp.where(mass_before < top_p, ordered, jnp.inf), axis=-1, keepdims=True)

@@ -194,7 +194,7 @@ def test_stages_change_nothing_but_the_size_of_the_batch(model, monkeypatch):
   widths, go_on = [], sampling._go_on
 
   def spied(config, width, *rest):
-    widths.append((width, rest[-3].shape[1]))
+    widths.append((width, rest[-4].shape[1]))
     return go_on(config, width, *rest)
 
   monkeypatch.setattr(sampling, "FIRST_STAGE", 2)
@@ -210,6 +210,13 @@ def test_stages_change_nothing_but_the_size_of_the_batch(model, monkeypatch):
   for (_, rows), alive in zip(widths, live, strict=False):
     assert alive <= rows <= max(1, 2 * alive)
   assert widths[-1][1] < 8
+
+
+def test_another_top_p_is_no_other_program(model):
+  sample(model, Sampling(8, 1.0, top_p=0.5))
+  before = _begin._cache_size()
+  sample(model, Sampling(8, 1.0, top_p=0.8))
+  assert _begin._cache_size() == before
 
 
 def test_prompts_beyond_the_models_positions_are_refused(model):
