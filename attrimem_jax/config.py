@@ -40,6 +40,7 @@ def default() -> ConfigDict:
   )  # devices along each axis; the product is all that are used
   config.hosts = _hosts()
   config.plan = _plan()
+  config.serve = _serve()
   config.export = ConfigDict({"out": "", "dtype": "float32", "verify": True})  # out "": <workdir>/export
   return config.lock()
 
@@ -275,6 +276,21 @@ def _retention() -> ConfigDict:
   retention.splits = 20  # random halves that weights are learned on
   retention.cases = 0  # of the file's first cases only; 0 takes all
   return retention
+
+
+def _serve() -> ConfigDict:
+  serve = ConfigDict()
+  serve.models = ("embedded:policy", "embedded:answer")  # as policy.model; clients call them by these names
+  serve.host = "127.0.0.1"
+  serve.port = 8000  # 0 takes a free one
+  serve.queue = 256  # prompts that may wait; a request beyond them is refused with 429
+  serve.batch = 16  # most prompts of one batch
+  serve.max_new_tokens = 1024  # of a completion: the most that may be asked for, and what a chat gets that says nothing
+  serve.body = 1_000_000  # bytes of a request
+  serve.timeout = 600.0  # seconds from a request to its answer
+  serve.grace = 30.0  # seconds that a stop waits for what has not begun
+  serve.dtype = "float32"
+  return serve
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -27,7 +27,7 @@ _SPLITS = ("train", "eval", "test", "all", "sft", "rl")
 
 # Every key that takes one of a few words.
 CHOICES: Mapping[str, tuple[str, ...]] = {
-  "job": ("train", "sft", "evaluate", "benchmark", "attribute", "export", "plan", "retention", "study"),
+  "job": ("train", "sft", "evaluate", "benchmark", "attribute", "export", "plan", "retention", "study", "serve"),
   "data.name": ("synthetic", *benchmarks.READERS),
   "data.split": _SPLITS,
   "eval.memory": ("policy", "reference", "teacher", "empty"),
@@ -54,6 +54,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
   "retention.turns": ("all", "user"),
   "sft.task": ("policy", "answer"),
   "sft.init.family": ("qwen3", "qwen2", "llama"),
+  "serve.dtype": ("float32", "bfloat16"),
   "export.dtype": ("float32", "bfloat16", "float16"),
 }
 
@@ -110,6 +111,10 @@ _AT_LEAST: Mapping[str, float] = {
   "retention.splits": 1,
   "retention.cases": 0,
   "study.seeds": 1,
+  "serve.port": 0,
+  "serve.timeout": 0.001,
+  "serve.grace": 0,
+  **{f"serve.{name}": 1 for name in ("queue", "batch", "max_new_tokens", "body")},
   "sft.batch": 1,
   "sft.widths.rows": 1,
   "sft.widths.prefix": 1,
@@ -138,6 +143,10 @@ _AT_MOST: Mapping[str, float] = {
   "rl.redraw": 3,
   "lora.rank": 4096,
   "optim.lr": 1.0,
+  "serve.port": 65_535,
+  "serve.queue": 1_000_000,
+  "serve.batch": 4096,
+  "serve.body": 1_000_000_000,
   "seed": checks.SEEDS,
   "data.seed": checks.SEEDS,
   "rollout.group_size": 4096,
@@ -240,6 +249,8 @@ def _cross_checks(config: ConfigDict) -> Iterator[str]:
     yield from _memory(config)
   elif config.job == "retention":
     yield from _haystacks(config)
+  elif config.job == "serve":
+    yield from _served(config)
   elif config.job == "study":
     yield from _arms(config)
   elif config.job != "export":
@@ -363,6 +374,13 @@ def _memory(config: ConfigDict) -> Iterator[str]:
     yield _problem(config, "rollout.horizon.bank", what, "Use empty, or set config.rollout.horizon.sessions.")
 
 
+def _served(config: ConfigDict) -> Iterator[str]:
+  """The models of the job `serve`."""
+  names = list(config.serve.models)
+  if not names or len(set(names)) < len(names) or not all(isinstance(name, str) and name for name in names):
+    yield _problem(config, "serve.models", "must name different models", "Use for example ('embedded:answer',).")
+
+
 def _haystacks(config: ConfigDict) -> Iterator[str]:
   """The file of the job `retention`."""
   if not config.data.path or not _path(config.data.path).is_file():
@@ -474,7 +492,7 @@ def _hosts(config: ConfigDict) -> Iterator[str]:
       if hosts[name] != unset:
         yield _problem(config, f"hosts.{name}", "is set without config.hosts.coordinator", "Give its host:port.")
     return
-  if config.job in ("attribute", "benchmark", "export", "plan", "study"):
+  if config.job in ("attribute", "benchmark", "export", "plan", "study", "serve"):
     what = f"job {config.job!r} runs in one process"
     yield _problem(config, "hosts.coordinator", what, "Leave it empty (and $ATTRIMEM_COORDINATOR unset).")
   if hosts.coordinator == "auto":

@@ -17,6 +17,7 @@ PRESETS = {
   "sft.py": ("", "policy", "answer", "dates", "refresh", "smollm2"),
   "retention.py": ("", "blind", "oracle"),
   "study_granularity.py": ("", "credit", "doubts", "masks", "warm", "kinds", "weight"),
+  "serve.py": ("", "embedded", "smollm2"),
   "attribute.py": ("", "embedded", "smollm2", "qwen3_0_6b"),
 }
 
