@@ -205,7 +205,7 @@ def test_every_default_word_is_a_choice():
     "sft.path",
     "sft.tokenizer",
   }
-  free |= {"eval.answers", "eval.memories"}
+  free |= {"eval.answers", "eval.memories", "serve.host"}
   free |= {"explain.path", "explain.context", "explain.question", "explain.answer", "explain.part"}
   assert words == set(validation.CHOICES) | free | {"answer.retriever.instruction", "export.out", "hosts.coordinator"}
 

@@ -5,8 +5,8 @@
 
 The official package does the talking: it waits and asks again, with jitter and as long as `Retry-After` says, after a
 lost connection, a timeout, 408, 409, 429 or 5xx. Many requests are under way at once; the order of the replies is that
-of the requests, and one that fails is a reply with an error, not an exception. The key comes from the environment and is
-neither cached nor shown.
+of the requests, and one that fails is a reply with an error, not an exception. The key comes from the environment and
+is neither cached nor shown.
 """
 
 import collections
@@ -185,8 +185,8 @@ class Client:
       return _reply(done)
     except (openai.OpenAIError, ValueError, TypeError, AttributeError) as error:
       # The latter three: the endpoint sent something else than a completion, or the package knows no such parameter.
-      text = f"{type(error).__name__}: {error}"[:500]
-      return Reply("", error=text.replace(self._key, "<key>") if self._key else text)
+      text = f"{type(error).__name__}: {error}"
+      return Reply("", error=(text.replace(self._key, "<key>") if self._key else text)[:500])  # some servers quote it
 
 
 def _reply(done: Any) -> Reply:
