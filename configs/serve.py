@@ -4,8 +4,8 @@
   python -m attrimem_jax.main --config=configs/serve.py --config.serve.models="('runs/mine/export',)"
 
 Then, for instance, `OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="any")`, with the names above as models. Chat
-completions, completions (also of ids, with echo and log-probabilities), embeddings. Replies come whole, also where a
-stream is asked for: its first piece of text is all of it. A policy that was trained here is served once
+completions, completions (also of ids, with echo and log-probabilities), embeddings, streams (whose log-probabilities
+come at the end). A policy that was trained here is served once
 `configs/export.py` has written it. With $ATTRIMEM_API_KEY set, clients must send that key.
 """
 

@@ -10,7 +10,7 @@ narrowed the choice.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import jax
@@ -26,6 +26,9 @@ from attrimem_jax.text.tokenizer import Tokenizer
 from attrimem_jax.types import Finish
 
 FIRST_STAGE = 128  # new tokens
+WATCHED = 8  # new tokens between two looks of a watcher
+Watch = Callable[[list[list[np.ndarray]]], np.ndarray]
+"""Is told the ids of every row so far, [P][n], and says which rows to sample no further, bool [P, n]."""
 
 
 class Model(Protocol):
@@ -71,6 +74,7 @@ def complete(
   prompt_width: int | None = None,
   dtype=jnp.float32,
   step: int = 16,
+  watch: Watch | None = None,
 ) -> list[list[Completion]]:
   """Samples one completion for each prompt.
 
@@ -83,6 +87,7 @@ def complete(
     rows: pads every prefix to this many rows, to keep shapes few.
     prompt_width: pads prompts to this many tokens; by default to the bucket of the longest.
     step: the granularity of padded widths.
+    watch: looks at what was sampled every `WATCHED` tokens, and may end rows. It changes no draw.
 
   Raises:
     ValueError: prefix, prompt and new tokens together exceed the model's positions.
@@ -107,18 +112,26 @@ def complete(
   stop = tuple(model.tokenizer.stop_ids)
   static = (stop, sampling.top_k, sampling.top_p < 1)  # not top_p itself: each would be a program of its own
   shared, padded = sharding.spread((shared, padded), model.params)
-  last = (np.float32(sampling.temperature), np.float32(sampling.top_p), np.int32(sampling.max_new_tokens))
-  widths = _stages(bucket(sampling.max_new_tokens, 8))
-  begin = (model.config, widths[0], len(widths) > 1, jnp.dtype(dtype).name, *static, model.params)
-  progress, context = _begin(*begin, shared, padded, *last)
+  how = np.float32(sampling.temperature), np.float32(sampling.top_p)
+  (width, limit), *stages = _stages(sampling.max_new_tokens, WATCHED if watch else None)
+  begin = (model.config, width, bool(stages), jnp.dtype(dtype).name, *static, model.params)
+  progress, context = _begin(*begin, shared, padded, *how, np.int32(limit))
   done, *found = sharding.fetch((progress.done, progress.ids, progress.logps, progress.lengths))
   place = np.broadcast_to(np.arange(rows), done.shape)  # where each row of the batch stood at first
-  for width in widths[1:]:
+  for width, limit in stages:
+    if watch is not None:
+      ids, _, lengths = found
+      ended = np.ones(padded.shape[:2], bool)
+      told = watch([[ids[p, i, : lengths[p, i]] for i in range(len(group))] for p, group in enumerate(prompts)])
+      ended[:, : told.shape[1]] = told
+      done = done | np.take_along_axis(ended, place, 1)
     if done.all():
       break
     order = np.argsort(done, axis=1, kind="stable")[:, : _halved(rows, int((~done).sum(1).max()))]
     rows, place = order.shape[1], np.take_along_axis(place, order, 1)
-    progress, context = _go_on(model.config, width, *static, model.params, progress, context, order, *last)
+    progress, context = _go_on(
+      model.config, width, *static, model.params, progress, context, done, order, *how, np.int32(limit)
+    )
     done, *new = sharding.fetch((progress.done, progress.ids, progress.logps, progress.lengths))
     found = [_stored(old, some, place) for old, some in zip(found, new, strict=True)]
   ids, logps, lengths = found
@@ -128,12 +141,18 @@ def complete(
   ]
 
 
-def _stages(width: int) -> list[int]:
-  """Room for new tokens in each stage: [300] becomes 128, 256, 300."""
-  found = [FIRST_STAGE]
-  while found[-1] < width:
-    found.append(2 * found[-1])
-  return [*found[:-1], width]
+def _stages(limit: int, every: int | None = None) -> list[tuple[int, int]]:
+  """(room for new tokens, tokens sampled at its end) of each stage; of 300 tokens (128, 128), (256, 256), (384, 300).
+
+  With `every`, a stage ends also after each so many tokens.
+  """
+  width = bucket(limit, 8)
+  rooms = [FIRST_STAGE]
+  while rooms[-1] < width:
+    rooms.append(2 * rooms[-1])
+  rooms[-1] = width
+  ends = {*(min(room, limit) for room in rooms), *(range(every, limit, every) if every else ())}
+  return [(next(room for room in rooms if room >= end), end) for end in sorted(ends)]
 
 
 def _halved(rows: int, live: int) -> int:
@@ -224,8 +243,8 @@ def _begin(
 
 
 @functools.partial(jax.jit, static_argnums=range(5))
-def _go_on(config, width, stop, top_k, nucleus, params, progress, context, order, temperature, top_p, limit):
-  """Keeps the rows `order` [P, m], gives new tokens `width` columns, and samples on."""
+def _go_on(config, width, stop, top_k, nucleus, params, progress, context, done, order, temperature, top_p, limit):
+  """Keeps the rows `order` [P, m], gives new tokens `width` columns, and samples on; `done` [P, n] is known outside."""
 
   def rows(a, axis=1):
     shape = [1] * a.ndim
@@ -244,7 +263,7 @@ def _go_on(config, width, stop, top_k, nucleus, params, progress, context, order
   )
   progress = _Progress(
     progress.t,
-    rows(progress.done),
+    rows(done),
     rows(progress.states),
     wider(rows(progress.ids), 2),
     wider(rows(progress.logps), 2),

@@ -2,8 +2,8 @@
 
 Each prompt is a prefix of its own, read once for all completions that are asked of it (`rollout.sampling.complete`);
 its last token is the row from which they go on. A row draws from its own key, so a reply depends neither on the batch
-that it ran in nor on what was asked before. The sampler runs until all rows of a batch have ended and has no hook per
-token: replies come whole, and stop strings are cut off afterwards.
+that it ran in nor on what was asked before. Where somebody streams or gave texts to stop at, the sampler is watched:
+every few tokens the new ones are told, and rows end whose text holds such a text, or whose client has gone.
 """
 
 import concurrent.futures
@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +21,9 @@ from attrimem_jax.io.models import LanguageModel
 from attrimem_jax.memory.retrieval import Embed, last_token_embed, pack_whole
 from attrimem_jax.nn import decoder
 from attrimem_jax.nn.batching import bucket
-from attrimem_jax.rollout.sampling import Sampling, complete
+from attrimem_jax.rollout.sampling import Sampling, Watch, complete
 from attrimem_jax.text.chat import Chat
+from attrimem_jax.text.tokenizer import Tokenizer
 from attrimem_jax.types import Finish
 
 ALTERNATIVES = 20  # likeliest tokens that are told at every position, where log-probabilities are asked for
@@ -82,7 +83,15 @@ class Reply:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Job:
-  """One prompt to complete. `keys` uint32 [n, 2], a raw key for each completion; `limit` 0 only scores the prompt."""
+  """One prompt to complete.
+
+  Attributes:
+    keys: uint32 [n, 2], a raw key for each completion.
+    limit: most new tokens; 0 only scores the prompt.
+    stop: texts at which a completion may end early; what follows them is for the caller to cut off.
+    heard: is told the ids of the n completions so far, on the engine's thread.
+    gone: set by the caller when nobody waits any longer.
+  """
 
   served: Served
   prompt: Sequence[int]
@@ -91,6 +100,9 @@ class Job:
   temperature: float = 1.0
   top_p: float = 1.0
   scored: bool = False
+  stop: Sequence[str] = ()
+  heard: Callable[[list[list[int]]], None] | None = None
+  gone: threading.Event = dataclasses.field(default_factory=threading.Event)
   done: concurrent.futures.Future = dataclasses.field(default_factory=concurrent.futures.Future)
 
   @property
@@ -102,10 +114,11 @@ class Job:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EmbedJob:
-  """Texts to turn into vectors of length 1, float32 [n, D]."""
+  """Texts to turn into vectors of length 1, float32 [n, D]; `gone` as in `Job`."""
 
   served: Served
   texts: Sequence[str]
+  gone: threading.Event = dataclasses.field(default_factory=threading.Event)
   done: concurrent.futures.Future = dataclasses.field(default_factory=concurrent.futures.Future)
 
 
@@ -234,11 +247,31 @@ class Engine:
       prompt_width=1,
       dtype=self._dtype,
       step=_STEP,
+      watch=_watcher(jobs, model.tokenizer) if any(job.stop or job.heard for job in jobs) else None,
     )
     return [
       [_reply(out.ids[: job.limit].tolist(), model.tokenizer.stop_ids) for out in group]
       for job, group in zip(jobs, sampled, strict=False)
     ]
+
+
+def _watcher(jobs: Sequence[Job], tokenizer: Tokenizer) -> Watch:
+  """Tells jobs what was sampled for them, up to the stop token, and ends rows."""
+
+  def watch(told: list[list[np.ndarray]]) -> np.ndarray:
+    ended = np.zeros((len(told), max(map(len, told))), bool)
+    for j, (job, group) in enumerate(zip(jobs, told, strict=False)):
+      said = [[id for id in ids[: job.limit].tolist() if id not in tokenizer.stop_ids] for ids in group]
+      if job.heard is not None and not job.gone.is_set():
+        job.heard(said)
+      for i, ids in enumerate(said):
+        ended[j, i] = job.gone.is_set() or len(ids) == job.limit
+        if job.stop and not ended[j, i]:
+          data = b"".join(tokenizer.pieces(ids))
+          ended[j, i] = any(text.encode() in data for text in job.stop)
+    return ended
+
+  return watch
 
 
 def _reply(ids: list[int], stop_ids: Sequence[int]) -> Reply:

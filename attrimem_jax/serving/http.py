@@ -7,12 +7,13 @@ too long). A client that goes away takes its prompts out of the queue.
 
 import asyncio
 import dataclasses
+import functools
 import hmac
 import itertools
 import json
 import logging
 import signal
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -74,18 +75,11 @@ class Endpoint:
       if request.path != "/health":
         self._admit(request)
       return await handler(request)
-    except Refused as error:
-      return _error(error.status, str(error), error.param, error.code)
-    except Full as error:
-      return _error(429, f"{error}; try again", None, "queue_full", {"Retry-After": _RETRY_AFTER})
-    except Stopped as error:
-      return _error(503, str(error), None, "stopping", {"Retry-After": _RETRY_AFTER})
-    except web.HTTPException as error:
-      headers = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
-      return _error(error.status, f"{request.method} {request.path[:200]}: {error.reason}", None, None, headers)
-    except Exception:
-      logging.getLogger(__name__).exception("a request failed")
-      return _error(500, "the server failed at this request; its log says why", None, None)
+    except Exception as error:
+      status, body, headers = _told(error)
+      if isinstance(error, web.HTTPException):
+        body["error"]["message"] = f"{request.method} {request.path[:200]}: {error.reason}"
+      return web.json_response(body, status=status, headers=headers)
     finally:
       self.open -= 1
 
@@ -110,23 +104,57 @@ class Endpoint:
     return web.json_response(_described(id))
 
   async def _chat(self, request: web.Request) -> web.StreamResponse:
-    return await self._generate(request, requests.chat, "chatcmpl", replies.chat, replies.chat_chunks)
+    return await self._generate(request, requests.chat, "chatcmpl", replies.chat)
 
   async def _completions(self, request: web.Request) -> web.StreamResponse:
-    return await self._generate(request, requests.completions, "cmpl", replies.completions, replies.completion_chunks)
+    return await self._generate(request, requests.completions, "cmpl", replies.completions)
 
-  async def _generate(self, request: web.Request, check, prefix: str, whole, chunks) -> web.StreamResponse:
+  async def _generate(self, request: web.Request, check, prefix: str, whole) -> web.StreamResponse:
     body = await self._body(request)
     # Long prompts take a while to become ids: not on the thread that answers everybody.
     asked: Generation = await asyncio.to_thread(check, self._engine.served, body, self._limits.new_tokens)
     number = next(self._numbers)
     jobs = await asyncio.to_thread(self._jobs, asked, number)
-    found = await self._run(jobs)
-    told = replies.choices(asked, found)
     head = {"id": f"{prefix}-{number}", "created": unix_time(), "model": asked.served.id}
-    if not asked.stream:
-      return web.json_response(whole(head, asked, told))
-    return await _stream(request, chunks(head, asked, told))
+    if asked.stream:
+      return await self._stream(request, asked, jobs, replies.Stream(head, asked, whole is replies.chat))
+    return web.json_response(whole(head, asked, replies.choices(asked, await self._run(jobs))))
+
+  async def _stream(
+    self, request: web.Request, asked: Generation, jobs: Sequence[Job], stream: replies.Stream
+  ) -> web.StreamResponse:
+    """Sends events as they come. What fails before the first is an ordinary error, later an event that tells it."""
+    loop, news = asyncio.get_running_loop(), asyncio.Queue[tuple[int, list[list[int]]] | None]()
+
+    def heard(prompt: int, rows: list[list[int]]) -> None:
+      loop.call_soon_threadsafe(news.put_nowait, (prompt, rows))
+
+    jobs = [dataclasses.replace(job, heard=functools.partial(heard, p)) for p, job in enumerate(jobs)]
+    running = asyncio.ensure_future(self._run(jobs))
+    running.add_done_callback(lambda _: news.put_nowait(None))
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+
+    async def send(events: Iterable[str]) -> None:
+      for event in events:
+        if not response.prepared:
+          await response.prepare(request)
+        await response.write(f"data: {event}\n\n".encode())
+
+    try:
+      while (item := await news.get()) is not None:
+        await send(map(json.dumps, stream.hear(*item)))
+      await send(map(json.dumps, stream.end(replies.choices(asked, await running))))
+      await send(["[DONE]"])
+    except ConnectionError:  # the client has gone
+      return response
+    except Exception as error:
+      if not response.prepared:
+        raise
+      await send([json.dumps(_told(error)[1])])
+    finally:
+      running.cancel()
+    await response.write_eof()
+    return response
 
   def _jobs(self, asked: Generation, number: int) -> list[Job]:
     """A key for each row: folded from the request's seed, or from its number, and from prompt and choice."""
@@ -136,7 +164,7 @@ class Endpoint:
     keys = fold(self._root if asked.seed is None else jax.random.key(0), np.array(paths, np.uint32))
     scored = asked.alternatives is not None
     return [
-      Job(asked.served, prompt, keys[p], asked.limit, asked.temperature, asked.top_p, scored)
+      Job(asked.served, prompt, keys[p], asked.limit, asked.temperature, asked.top_p, scored, asked.stop)
       for p, prompt in enumerate(asked.prompts)
     ]
 
@@ -157,7 +185,7 @@ class Endpoint:
     return requests.read(data)
 
   async def _run(self, jobs: Sequence[Job | EmbedJob]) -> list:
-    """The results of all jobs; where nobody waits for them any longer, those that have not begun never will."""
+    """The results of all jobs. Where nobody waits any longer, those that have not begun never will."""
     if len(jobs) > self._engine.queue:
       raise Refused(400, f"{len(jobs)} prompts in a request, but only {self._engine.queue} may wait: send fewer")
     self._engine.submit(jobs)
@@ -169,6 +197,7 @@ class Endpoint:
       raise Refused(504, message, code="timeout") from None
     finally:
       for job in jobs:
+        job.gone.set()
         job.done.cancel()
 
 
@@ -217,23 +246,24 @@ async def _answered(endpoint: Endpoint, seconds: float) -> None:
     pass
 
 
-async def _stream(request: web.Request, chunks: Iterator[dict[str, Any]]) -> web.StreamResponse:
-  response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-  await response.prepare(request)
-  for chunk in chunks:
-    await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
-  await response.write(b"data: [DONE]\n\n")
-  await response.write_eof()
-  return response
-
-
 def _described(id: str) -> dict[str, Any]:
   return {"id": id, "object": "model", "created": 0, "owned_by": "attrimem_jax"}
 
 
-def _error(
-  status: int, message: str, param: str | None, code: str | None, headers: dict[str, str] | None = None
-) -> web.Response:
+def _told(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
+  """(status, body, headers) of the answer to a request that failed."""
+  status, message, param, code, headers = 500, "the server failed at this request; its log says why", None, None, {}
+  match error:
+    case Refused():
+      status, message, param, code = error.status, str(error), error.param, error.code
+    case Full():
+      status, message, code, headers = 429, f"{error}; try again", "queue_full", {"Retry-After": _RETRY_AFTER}
+    case Stopped():
+      status, message, code, headers = 503, str(error), "stopping", {"Retry-After": _RETRY_AFTER}
+    case web.HTTPException():
+      status, message = error.status, error.reason
+      headers = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
+    case _:
+      logging.getLogger(__name__).error("a request failed", exc_info=error)
   kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-  error = {"message": message, "type": kind, "param": param, "code": code}
-  return web.json_response({"error": error}, status=status, headers=headers)
+  return status, {"error": {"message": message, "type": kind, "param": param, "code": code}}, headers

@@ -1,6 +1,7 @@
 """Completions as JSON objects of OpenAI's API: texts, stop strings, log-probabilities, usage, chunks of a stream."""
 
 import base64
+import codecs
 import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -85,29 +86,65 @@ def completions(head: dict[str, Any], request: Generation, told: Sequence[Choice
   return {**head, "object": "text_completion", "choices": found, "usage": usage(request, told)}
 
 
-def chat_chunks(head: dict[str, Any], request: Generation, told: Sequence[Choice]) -> Iterator[dict[str, Any]]:
-  """The chunks of a stream: for each choice its role, its whole text, its end."""
-  head = {**head, "object": "chat.completion.chunk"}
-  for i, choice in enumerate(told):
-    text = {"content": choice.text}
-    yield {**head, "choices": [_delta(i, {"role": "assistant", "content": ""})]}
-    yield {**head, "choices": [{**_delta(i, text), "logprobs": _chat_logprobs(request, choice)}]}
-    yield {**head, "choices": [{**_delta(i, {}), "finish_reason": choice.finish}]}
-  if request.include_usage:
-    yield {**head, "choices": [], "usage": usage(request, told)}
+class Stream:
+  """The chunks of a streamed reply: text as soon as it is sure, then what ends each choice.
+
+  Sure is what is whole characters and cannot turn out to begin a text to stop at. With log-probabilities, which are
+  known at the end alone, nothing is told before.
+
+  Args:
+    head: id, created and model.
+    request: that is answered.
+    chat: whether it was one for a chat.
+  """
+
+  def __init__(self, head: dict[str, Any], request: Generation, chat: bool):
+    self._request, self._chat = request, chat
+    self._head = {**head, "object": "chat.completion.chunk" if chat else "text_completion"}
+    self._sent = [-1] * (len(request.prompts) * request.count)  # characters of each choice; -1: not begun
+
+  def hear(self, prompt: int, rows: Sequence[Sequence[int]]) -> Iterator[dict[str, Any]]:
+    """Of the completions of one prompt so far, what is sure and was not told yet."""
+    if self._request.alternatives is not None:
+      return
+    for i, ids in enumerate(rows):
+      index = prompt * self._request.count + i
+      yield from self._more(index, _sure(self._request, self._request.prompts[prompt], ids))
+
+  def end(self, told: Sequence[Choice]) -> Iterator[dict[str, Any]]:
+    """The rest of every choice, how it ended, and the usage if that was asked for."""
+    for i, choice in enumerate(told):
+      logprobs = (_chat_logprobs if self._chat else _logprobs)(self._request, choice)
+      yield from self._more(i, choice.text, logprobs)
+      yield self._chunk(i, "", finish=choice.finish)
+    if self._request.include_usage:
+      yield {**self._head, "choices": [], "usage": usage(self._request, told)}
+
+  def _more(self, index: int, text: str, logprobs: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
+    if self._sent[index] < 0:
+      self._sent[index] = 0
+      if self._chat:
+        yield self._chunk(index, "", role={"role": "assistant"})
+    if len(text) > self._sent[index]:
+      yield self._chunk(index, text[self._sent[index] :], logprobs=logprobs)
+      self._sent[index] = len(text)
+
+  def _chunk(self, index: int, text: str, *, role=None, logprobs=None, finish=None) -> dict[str, Any]:
+    said = {"delta": {**role, "content": ""} if role else {"content": text} if text else {}}
+    choice = {"index": index, **(said if self._chat else {"text": text}), "logprobs": logprobs, "finish_reason": finish}
+    return {**self._head, "choices": [choice]}
 
 
-def _delta(index: int, delta: dict[str, str]) -> dict[str, Any]:
-  return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-
-
-def completion_chunks(head: dict[str, Any], request: Generation, told: Sequence[Choice]) -> Iterator[dict[str, Any]]:
-  """The chunks of a stream: one whole choice each."""
-  whole = completions(head, request, told)
-  for choice in whole["choices"]:
-    yield {**head, "object": "text_completion", "choices": [choice]}
-  if request.include_usage:
-    yield {**head, "object": "text_completion", "choices": [], "usage": whole["usage"]}
+def _sure(request: Generation, prompt: Sequence[int], ids: Sequence[int]) -> str:
+  tokenizer = request.served.model.tokenizer
+  data = b"".join(tokenizer.pieces(ids))
+  stops = [stop.encode() for stop in request.stop]
+  ends = [data.find(stop) for stop in stops if stop in data]
+  # "…th" may go on to be "the": the longest end of the data that begins a text to stop at is held back.
+  ends += [len(data) - n for stop in stops for n in range(1, len(stop)) if data.endswith(stop[:n])]
+  before = b"".join(tokenizer.pieces(prompt)) if request.echo else b""
+  decoder = codecs.getincrementaldecoder("utf-8")("replace")
+  return decoder.decode(before + data[: min(ends, default=len(data))])
 
 
 def embeddings(request: Embedding, vectors: np.ndarray) -> dict[str, Any]:

@@ -212,6 +212,34 @@ def test_stages_change_nothing_but_the_size_of_the_batch(model, monkeypatch):
   assert widths[-1][1] < 8
 
 
+def test_a_watcher_sees_what_is_sampled_changes_no_draw_and_ends_rows(model, monkeypatch):
+  monkeypatch.setattr(sampling, "WATCHED", 3)
+  never = model_of(CONFIG, stop=(99,), scale=0.6)
+  for one in (model, never):
+    keys, seen = keys_of(3, seed=4), []
+    whole = complete(one, PREFIXES, PROMPTS, keys, Sampling(14), rows=4, step=8)
+
+    def watch(told, seen=seen):
+      seen.append(told)
+      return np.zeros((2, 3), bool)
+
+    watched = complete(one, PREFIXES, PROMPTS, keys, Sampling(14), rows=4, step=8, watch=watch)
+    for a, b in zip(rows_of(whole), rows_of(watched), strict=True):
+      np.testing.assert_array_equal(a[1].ids, b[1].ids)
+      assert a[1].finish == b[1].finish
+    for look, told in enumerate(seen, 1):
+      for (_, completion), ids in zip(rows_of(whole), itertools.chain(*told), strict=True):
+        np.testing.assert_array_equal(ids, completion.ids[: 3 * look])
+  assert len(seen) == 4  # after 3, 6, 9 and 12 tokens
+
+  def end_the_second(told):
+    return np.array([[False, len(told[0][1]) >= 6, False], [False, True, True]])
+
+  ended = complete(never, PREFIXES, PROMPTS, keys, Sampling(14), rows=4, step=8, watch=end_the_second)
+  assert [[len(c.ids) for c in group] for group in ended] == [[14, 6, 14], [14]]
+  np.testing.assert_array_equal(ended[0][1].ids, whole[0][1].ids[:6])
+
+
 def test_another_top_p_is_no_other_program(model):
   sample(model, Sampling(8, 1.0, top_p=0.5))
   before = _begin._cache_size()
