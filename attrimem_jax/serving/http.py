@@ -91,7 +91,7 @@ class Endpoint:
       raise Stopped("the server is stopping")
 
   async def _health(self, request: web.Request) -> web.Response:
-    state = {"status": "stopping" if self.stopping else "ok", "waiting": self._engine.waiting}
+    state = {"status": "stopping" if self.stopping else "ok", "open": self.open - 1, "waiting": self._engine.waiting}
     return web.json_response(state, status=503 if self.stopping else 200)
 
   async def _models(self, request: web.Request) -> web.Response:
