@@ -1,12 +1,12 @@
 """A client for any endpoint of OpenAI's form, as answer model, judge or teacher.
 
     client = Client("http://127.0.0.1:8000/v1", "embedded:answer", cache="runs/replies.jsonl")
-    replies = client.complete([[{"role": "user", "content": "Where does Ann live?"}]], temperature=0, max_tokens=32)
+    replies = client.complete([[("user", "Where does Ann live?")]], temperature=0, max_tokens=32)
 
 The official package does the talking: it waits and asks again, with jitter and as long as `Retry-After` says, after a
 lost connection, a timeout, 408, 409, 429 or 5xx. Many requests are under way at once; the order of the replies is that
-of the requests, and one that fails is a reply with an error, not an exception. The key comes from the environment and
-is neither cached nor shown.
+of the requests, and one that fails is a reply with an error, not an exception, until so many fail in a row that the
+endpoint is down or refuses all. The key comes from the environment and is neither cached nor shown.
 """
 
 import collections
@@ -18,13 +18,15 @@ import json
 import os
 import pathlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import IO, Any
 
 from attrimem_jax import checks
 
-Messages = Sequence[Mapping[str, Any]]
-"""One conversation: [{"role": "user", "content": "…"}, …]."""
+GIVE_UP = 20  # requests that fail in a row
+
+Messages = Sequence[tuple[str, str]]
+"""One conversation: (role, text) of each message."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Reply:
   Attributes:
     text: of the first choice; "" where the request failed.
     finish: why it ended: "stop", "length", ….
-    prompt_tokens, completion_tokens: as the endpoint counted them; those of a cached reply were spent earlier.
+    prompt_tokens, completion_tokens: as the endpoint counted them, 0 where it does not.
     cached: whether it was read from the cache.
     error: why the request failed, "" where it did not.
   """
@@ -49,7 +51,10 @@ class Reply:
 
 @dataclasses.dataclass(frozen=True)
 class Spent:
-  """Sums over all requests of a client. `money` is None where no prices were given; cached replies cost nothing."""
+  """Sums over all requests of a client, those whose replies came from the cache and were paid for earlier included.
+
+  `money` is None where no prices were given.
+  """
 
   requests: int
   cached: int
@@ -108,33 +113,41 @@ class Client:
     self._cache = _Cache(pathlib.Path(os.path.expanduser(cache))) if cache else None
     self._lock = threading.Lock()
     self._replies: list[Reply] = []
+    self._failed = 0  # in a row, up to now
+    self._times: collections.Counter[str] = collections.Counter()  # that each request was made
 
   def complete(self, conversations: Sequence[Messages], **parameters: Any) -> list[Reply]:
     """Asks for one reply to each conversation, many at once.
 
-    A conversation that stands several times in the list is asked about as often, and each of its replies is cached for
-    its place among them: draws at a temperature stay different, also when they come from the cache.
+    What is asked several times of one client is asked of the endpoint as often, and the cache knows the first reply
+    from the second: draws at a temperature stay different, and a second try is one, also in a run that goes on.
 
     Args:
-      conversations: lists of messages.
+      conversations: (role, text) of each message.
       parameters: of the request: temperature, max_tokens, seed, stop, ….
 
     Returns:
       A `Reply` for each, in order.
 
     Raises:
-      ValueError: messages or parameters are no JSON.
+      ValueError: messages or parameters are no JSON, or `GIVE_UP` requests failed one after the other.
     """
     for name in ("model", "messages", "stream", "n"):
       if name in parameters:
         raise ValueError(f"{name} is no parameter of Client.complete: leave it out")
-    requests = [{"model": self.model, "messages": list(messages), **parameters} for messages in conversations]
-    seen: collections.Counter[str] = collections.Counter()
+    requests = [
+      {
+        "model": self.model,
+        "messages": [{"role": role, "content": text} for role, text in messages],
+        **parameters,
+      }
+      for messages in conversations
+    ]
     names = []
     for request in requests:
       text = _canonical([self.url, request])
-      names.append(hashlib.sha256(_canonical([text, seen[text]]).encode()).hexdigest())
-      seen[text] += 1
+      names.append(hashlib.sha256(_canonical([text, self._times[text]]).encode()).hexdigest())
+      self._times[text] += 1
     with concurrent.futures.ThreadPoolExecutor(self._concurrency) as pool:
       try:
         return list(pool.map(self._one, requests, names))
@@ -142,15 +155,19 @@ class Client:
         pool.shutdown(wait=False, cancel_futures=True)
         raise
 
+  def texts(self, conversations: Sequence[Messages], **parameters: Any) -> list[str | None]:
+    """The texts of `complete`, None where a request failed."""
+    return [None if reply.error else reply.text for reply in self.complete(conversations, **parameters)]
+
   @property
   def spent(self) -> Spent:
     """What all requests so far took."""
     with self._lock:
-      asked = [reply for reply in self._replies if not reply.cached]
-      prompt, completion = sum(r.prompt_tokens for r in asked), sum(r.completion_tokens for r in asked)
-      money = (prompt * self.prices[0] + completion * self.prices[1]) / 1e6 if self.prices else None
-      failed = sum(bool(reply.error) for reply in asked)
-      return Spent(len(asked), len(self._replies) - len(asked), failed, prompt, completion, money)
+      replies = list(self._replies)
+    prompt, completion = sum(r.prompt_tokens for r in replies), sum(r.completion_tokens for r in replies)
+    money = (prompt * self.prices[0] + completion * self.prices[1]) / 1e6 if self.prices else None
+    cached, failed = sum(r.cached for r in replies), sum(bool(r.error) for r in replies)
+    return Spent(len(replies), cached, failed, prompt, completion, money)
 
   def close(self) -> None:
     """Closes connections and the cache."""
@@ -175,26 +192,39 @@ class Client:
         self._cache.put(name, reply)
     with self._lock:
       self._replies.append(reply)
+      self._failed = self._failed + 1 if reply.error else 0
+      if self._failed >= GIVE_UP:
+        raise ValueError(f"the last {self._failed} requests to {self.url} failed, this one by {reply.error}")
     return reply
 
   def _ask(self, request: dict[str, Any]) -> Reply:
     import openai
 
     try:
-      done = self._endpoint.chat.completions.create(**request)
-      return _reply(done)
-    except (openai.OpenAIError, ValueError, TypeError, AttributeError) as error:
-      # The latter three: the endpoint sent something else than a completion, or the package knows no such parameter.
+      return _reply(self._endpoint.chat.completions.create(**request))
+    except (openai.OpenAIError, ValueError, TypeError) as error:
+      # The latter two: the endpoint sent something else than a completion, or the package knows no such parameter.
       text = f"{type(error).__name__}: {error}"
+      if isinstance(error, openai.APIConnectionError) and error.__cause__ is not None:
+        text = f"{text} ({error.__cause__})"  # the package itself only says that there is no connection
       return Reply("", error=(text.replace(self._key, "<key>") if self._key else text)[:500])  # some servers quote it
 
 
 def _reply(done: Any) -> Reply:
-  if not getattr(done, "choices", None) or not isinstance(done.choices[0].message.content, str):
-    raise ValueError(f"the endpoint sent no text: {checks.shown(done)}")
-  choice, usage = done.choices[0], done.usage
-  counted = (usage.prompt_tokens or 0, usage.completion_tokens or 0) if usage else (0, 0)
-  return Reply(choice.message.content, choice.finish_reason or "", *counted)
+  """Reads what the package made of an answer; it checks nothing, and an endpoint may send whatever it likes."""
+  try:
+    choice, usage = done.choices[0], done.usage
+    text, finish = choice.message.content, choice.finish_reason
+    read, written = (usage.prompt_tokens, usage.completion_tokens) if usage else (0, 0)
+  except (AttributeError, KeyError, IndexError, TypeError):
+    raise ValueError(f"the endpoint sent no completion: {checks.shown(done)}") from None
+  if not isinstance(text, str):
+    raise ValueError(f"the endpoint sent no text, but {checks.shown(text)} (it ended by {checks.shown(finish)})")
+  return Reply(text, str(finish or ""), _count(read), _count(written))
+
+
+def _count(value: Any) -> int:
+  return value if type(value) is int and value >= 0 else 0
 
 
 def _key(variable: str) -> str:
