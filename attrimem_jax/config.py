@@ -85,7 +85,24 @@ def _answer() -> ConfigDict:
   answer.retriever = ConfigDict({"name": "bm25", "top_k": 10})
   answer.retriever.model = ""  # of the dense retriever, with the instruction that it was trained to read before a query
   answer.retriever.instruction = ""
+  # Job "benchmark" can ask a model behind an endpoint instead; budgets still count tokens of `answer.model`.
+  answer.endpoint = _endpoint('{"temperature": 0, "max_tokens": 64}')
   return answer
+
+
+def _endpoint(parameters: str) -> ConfigDict:
+  """A model behind an endpoint of OpenAI's form. What it replies is kept in a file and asked for once."""
+  endpoint = ConfigDict()
+  endpoint.url = ""  # with its /v1; "" uses none
+  endpoint.model = ""
+  endpoint.key_env = ""  # environment variable that holds the key; "" sends none
+  endpoint.parameters = parameters  # of every request, as a JSON object
+  endpoint.concurrency = 8  # requests under way at once
+  endpoint.timeout = 120.0  # seconds of one try,
+  endpoint.retries = 5  # and how many more there are
+  endpoint.prices = ()  # money for a million tokens: (of prompts, of replies); () counts none
+  endpoint.cache = ""  # the file, of JSON lines; "" is one in the run directory
+  return endpoint
 
 
 def _rollout() -> ConfigDict:
@@ -237,6 +254,11 @@ def _eval() -> ConfigDict:
   evaluation.window = 0  # tokens that whole conversations may fill; 0: all that the answer model can read
   evaluation.bootstrap = 1000  # resamples
   evaluation.confidence = 0.95
+  # Judges the answers of job "benchmark" beside the string metrics. Its recall and specificity are measured on right
+  # and on planted wrong answers to so many questions (0: not at all); where it gives no verdict it is asked again.
+  evaluation.judge = _endpoint('{"temperature": 0, "max_tokens": 512}')
+  evaluation.judge.calibration = 50
+  evaluation.judge.tries = 3
   return evaluation
 
 

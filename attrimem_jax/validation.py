@@ -3,7 +3,9 @@
 `validate` runs before anything is loaded, `validate_lengths` when the shapes of the models are known.
 """
 
+import importlib.util
 import itertools
+import json
 import math
 import os
 import pathlib
@@ -16,6 +18,7 @@ from attrimem_jax import arms as study
 from attrimem_jax import checks
 from attrimem_jax.attribution.ablations import LEVELS
 from attrimem_jax.data import benchmarks, reading, synthetic
+from attrimem_jax.io.client import RESERVED
 from attrimem_jax.nn.lora import TARGETS
 from attrimem_jax.types import Module
 
@@ -115,6 +118,13 @@ _AT_LEAST: Mapping[str, float] = {
   "serve.timeout": 0.001,
   "serve.grace": 0,
   **{f"serve.{name}": 1 for name in ("queue", "batch", "max_new_tokens", "body")},
+  **{
+    f"{endpoint}.{name}": least
+    for endpoint in ("eval.judge", "answer.endpoint")
+    for name, least in (("concurrency", 1), ("timeout", 0.001), ("retries", 0))
+  },
+  "eval.judge.calibration": 0,
+  "eval.judge.tries": 1,
   "sft.batch": 1,
   "sft.widths.rows": 1,
   "sft.widths.prefix": 1,
@@ -153,6 +163,10 @@ _AT_MOST: Mapping[str, float] = {
   "rollout.histories": 65_536,
   "eval.episodes": 1_000_000,
   "eval.bootstrap": 1_000_000,
+  **{
+    f"{endpoint}.{name}": 1024 for endpoint in ("eval.judge", "answer.endpoint") for name in ("concurrency", "retries")
+  },
+  "eval.judge.tries": 10,
   "attribution.gradients": len(LEVELS),
   "attribution.gate": 65_536,
   "explain.masks": 65_536,
@@ -267,6 +281,9 @@ def _cross_checks(config: ConfigDict) -> Iterator[str]:
     yield _problem(config, "optim.warmup", f"is longer than config.train.steps={config.train.steps}", "Shorten it.")
   if config.job == "benchmark":
     yield from _benchmarked(config)
+  elif config.answer.endpoint.url:
+    what = f"can be asked by job 'benchmark' alone, not by {config.job!r}"
+    yield _problem(config, "answer.endpoint.url", what, "Use '' and name config.answer.model.")
   if config.job in ("train", "sft", "evaluate", "benchmark", "plan"):
     yield from _lora(config)
   if config.job == "sft":
@@ -412,8 +429,36 @@ def _benchmarked(config: ConfigDict) -> Iterator[str]:
   if config.eval.memories and not (_path(config.eval.memories) / "conversations").is_dir():
     what = "that is no run of the job 'benchmark', as it holds no folder conversations"
     yield _problem(config, "eval.memories", what, "Give the --workdir of one.")
+  yield from _endpoint(config, "eval.judge")
+  yield from _endpoint(config, "answer.endpoint")
   if config.eval.answers and not _path(config.eval.answers).is_file():
     yield _problem(config, "eval.answers", "there is no such file", "Correct the path.")
+
+
+def _endpoint(config: ConfigDict, name: str) -> Iterator[str]:
+  """A model behind an endpoint, if there is one."""
+  endpoint = get(config, name)
+  if not endpoint.url:
+    return
+  if not endpoint.url.startswith(("http://", "https://")):
+    yield _problem(config, f"{name}.url", "is no address", "Use for example http://127.0.0.1:8000/v1.")
+  if not endpoint.model.strip():
+    yield _problem(config, f"{name}.model", "is empty", "Name a model of that endpoint.")
+  if endpoint.key_env and not os.environ.get(endpoint.key_env):
+    yield _problem(config, f"{name}.key_env", "this environment variable is not set", "Put the key into it, or use ''.")
+  if importlib.util.find_spec("openai") is None:
+    yield _problem(config, f"{name}.url", "needs the openai package", "pip install 'attrimem-jax[client]'")
+  prices = list(endpoint.prices)
+  if len(prices) not in (0, 2) or not all(type(p) in (int, float) and 0 <= p < math.inf for p in prices):
+    what = "must be two numbers, money for a million tokens of prompts and of replies"
+    yield _problem(config, f"{name}.prices", what, "Use for example (0.15, 0.6), or ().")
+  try:
+    parameters = json.loads(endpoint.parameters)
+  except ValueError:
+    parameters = None
+  if not isinstance(parameters, dict) or RESERVED & parameters.keys():
+    what = f"must be a JSON object, without {', '.join(sorted(RESERVED))}"
+    yield _problem(config, f"{name}.parameters", what, 'Use for example {"temperature": 0}.')
 
 
 def _explained(config: ConfigDict) -> Iterator[str]:

@@ -206,6 +206,9 @@ def test_every_default_word_is_a_choice():
     "sft.tokenizer",
   }
   free |= {"eval.answers", "eval.memories", "serve.host"}
+  free |= {
+    f"{e}.{n}" for e in ("eval.judge", "answer.endpoint") for n in ("url", "model", "key_env", "parameters", "cache")
+  }
   free |= {"explain.path", "explain.context", "explain.question", "explain.answer", "explain.part"}
   assert words == set(validation.CHOICES) | free | {"answer.retriever.instruction", "export.out", "hosts.coordinator"}
 

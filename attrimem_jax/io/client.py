@@ -1,7 +1,7 @@
 """A client for any endpoint of OpenAI's form, as answer model, judge or teacher.
 
-    client = Client("http://127.0.0.1:8000/v1", "embedded:answer", cache="runs/replies.jsonl")
-    replies = client.complete([[("user", "Where does Ann live?")]], temperature=0, max_tokens=32)
+    client = Client("http://127.0.0.1:8000/v1", "embedded:answer", parameters={"temperature": 0}, cache="replies.jsonl")
+    replies = client.complete([[("user", "Where does Ann live?")]])
 
 The official package does the talking: it waits and asks again, with jitter and as long as `Retry-After` says, after a
 lost connection, a timeout, 408, 409, 429 or 5xx. Many requests are under way at once; the order of the replies is that
@@ -18,12 +18,13 @@ import json
 import os
 import pathlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from attrimem_jax import checks
 
 GIVE_UP = 20  # requests that fail in a row
+RESERVED = frozenset({"model", "messages", "stream", "n"})  # what a request holds that is no parameter of it
 
 Messages = Sequence[tuple[str, str]]
 """One conversation: (role, text) of each message."""
@@ -77,10 +78,11 @@ class Client:
     timeout: seconds of one try.
     retries: further tries of a request.
     prices: money for a million tokens, (of prompts, of completions).
+    parameters: of every request: temperature, max_tokens, seed, stop, …, also such as only this endpoint knows.
 
   Raises:
-    ValueError: an argument is out of range, the variable is not set, the cache is damaged or in use, or the package
-      openai is not installed.
+    ValueError: an argument is out of range or no JSON, the variable is not set, the cache is damaged or in use, or the
+      package openai is not installed.
   """
 
   def __init__(
@@ -94,6 +96,7 @@ class Client:
     timeout: float = 120,
     retries: int = 5,
     prices: tuple[float, float] | None = None,
+    parameters: Mapping[str, Any] | None = None,
   ):
     try:
       import openai
@@ -106,7 +109,10 @@ class Client:
     checks.whole("retries of Client", retries, 0, 100)
     for price in prices or ():
       checks.real("prices of Client", price, 0, closed=True)
-    self.url, self.model, self.prices = url, model, prices
+    self.url, self.model, self.prices, self.parameters = url, model, prices, dict(parameters or {})
+    for name in RESERVED & self.parameters.keys():
+      raise ValueError(f"{name} is no parameter that Client takes: leave it out")
+    _canonical(self.parameters)
     self._concurrency, self._key = concurrency, _key(key)
     # The package wants some key, and would take one from the environment that nobody named here.
     self._endpoint = openai.OpenAI(base_url=url, api_key=self._key or "none", timeout=timeout, max_retries=retries)
@@ -116,7 +122,7 @@ class Client:
     self._failed = 0  # in a row, up to now
     self._times: collections.Counter[str] = collections.Counter()  # that each request was made
 
-  def complete(self, conversations: Sequence[Messages], **parameters: Any) -> list[Reply]:
+  def complete(self, conversations: Sequence[Messages]) -> list[Reply]:
     """Asks for one reply to each conversation, many at once.
 
     What is asked several times of one client is asked of the endpoint as often, and the cache knows the first reply
@@ -124,22 +130,18 @@ class Client:
 
     Args:
       conversations: (role, text) of each message.
-      parameters: of the request: temperature, max_tokens, seed, stop, ….
 
     Returns:
       A `Reply` for each, in order.
 
     Raises:
-      ValueError: messages or parameters are no JSON, or `GIVE_UP` requests failed one after the other.
+      ValueError: `GIVE_UP` requests failed one after the other.
     """
-    for name in ("model", "messages", "stream", "n"):
-      if name in parameters:
-        raise ValueError(f"{name} is no parameter of Client.complete: leave it out")
     requests = [
       {
         "model": self.model,
         "messages": [{"role": role, "content": text} for role, text in messages],
-        **parameters,
+        **self.parameters,
       }
       for messages in conversations
     ]
@@ -155,9 +157,9 @@ class Client:
         pool.shutdown(wait=False, cancel_futures=True)
         raise
 
-  def texts(self, conversations: Sequence[Messages], **parameters: Any) -> list[str | None]:
+  def texts(self, conversations: Sequence[Messages]) -> list[str | None]:
     """The texts of `complete`, None where a request failed."""
-    return [None if reply.error else reply.text for reply in self.complete(conversations, **parameters)]
+    return [None if reply.error else reply.text for reply in self.complete(conversations)]
 
   @property
   def spent(self) -> Spent:
@@ -201,9 +203,9 @@ class Client:
     import openai
 
     try:
-      return _reply(self._endpoint.chat.completions.create(**request))
-    except (openai.OpenAIError, ValueError, TypeError) as error:
-      # The latter two: the endpoint sent something else than a completion, or the package knows no such parameter.
+      create = self._endpoint.chat.completions.create
+      return _reply(create(model=self.model, messages=request["messages"], extra_body=self.parameters))
+    except (openai.OpenAIError, ValueError) as error:  # the latter: it sent something else than a completion
       text = f"{type(error).__name__}: {error}"
       if isinstance(error, openai.APIConnectionError) and error.__cause__ is not None:
         text = f"{text} ({error.__cause__})"  # the package itself only says that there is no connection
@@ -240,9 +242,7 @@ def _canonical(value: Any) -> str:
   try:
     return json.dumps(value, sort_keys=True, allow_nan=False)
   except (TypeError, ValueError) as error:
-    raise ValueError(
-      f"a request of Client.complete is no JSON ({error}): give texts, numbers, lists and dicts"
-    ) from None
+    raise ValueError(f"a request of Client is no JSON ({error}): give texts, numbers, lists and dicts") from None
 
 
 class _Cache:

@@ -1,7 +1,6 @@
 """The client against a scripted endpoint that answers, fails, talks nonsense and breaks off."""
 
 import collections
-import http.server
 import json
 import logging
 import re
@@ -11,75 +10,21 @@ import pytest
 
 from attrimem_jax.io import client as clients
 from attrimem_jax.io.client import Client, Reply, Spent
-
-
-class Scripted(http.server.ThreadingHTTPServer):
-  """Answers with what `script(body, number of the request)` returns: a text to say, (status, bytes), or None to cut."""
-
-  daemon_threads = True
-
-  def __init__(self):
-    super().__init__(("127.0.0.1", 0), _Handler)
-    self.seen, self.headers, self.lock = [], [], threading.Lock()
-    self.script = lambda body, number: body["messages"][-1]["content"].upper()
-    self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
-
-  def handle_error(self, request, client_address):
-    pass  # connections that the test breaks
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-  def do_POST(self):
-    body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-    with self.server.lock:
-      self.server.seen.append(body)
-      self.server.headers.append(self.headers)
-      number = len(self.server.seen)
-    said = self.server.script(body, number)
-    if said is None:
-      self.connection.close()
-      return
-    status, data = (200, json.dumps(reply(said)).encode()) if isinstance(said, str) else said
-    self.send_response(status)
-    self.send_header("Content-Type", "application/json")
-    self.send_header("Content-Length", str(len(data)))
-    self.send_header("Retry-After-Ms", "1")
-    self.end_headers()
-    self.wfile.write(data)
-
-  def log_message(self, *_):
-    pass
-
-
-def reply(text):
-  message = {"role": "assistant", "content": text}
-  usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
-  choice = {"index": 0, "message": message, "finish_reason": "stop"}
-  return {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
+from tests.endpoint import reply
 
 
 def asks(*texts):
   return [[("user", text)] for text in texts]
 
 
-@pytest.fixture
-def endpoint():
-  server = Scripted()
-  thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-  thread.start()
-  yield server
-  server.shutdown()
-  server.server_close()
-
-
 def test_replies_come_in_the_order_of_the_requests_and_are_counted(endpoint):
-  with Client(endpoint.url, "m", concurrency=5, prices=(2.0, 10.0)) as client:
+  how = {"temperature": 0, "max_tokens": 5, "reasoning": {"effort": "low"}}
+  with Client(endpoint.url, "m", concurrency=5, prices=(2.0, 10.0), parameters=how) as client:
     texts = [f"text {i}" for i in range(30)]
-    assert client.complete(asks(*texts), temperature=0, max_tokens=5)[7] == Reply("TEXT 7", "stop", 7, 3)
+    assert client.complete(asks(*texts))[7] == Reply("TEXT 7", "stop", 7, 3)
     assert client.texts(asks(*texts)) == [text.upper() for text in texts]
     assert client.spent == Spent(60, 0, 0, 420, 180, pytest.approx((420 * 2 + 180 * 10) / 1e6))
-  asked = {"model": "m", "temperature": 0, "max_tokens": 5, "messages": [{"role": "user", "content": "text 0"}]}
-  assert asked in endpoint.seen
+  assert {"model": "m", "messages": [{"role": "user", "content": "text 0"}], **how} in endpoint.seen
 
 
 def test_no_more_requests_are_under_way_than_allowed(endpoint):
@@ -147,7 +92,7 @@ def test_counts_that_are_none_are_zero(endpoint):
 
 def test_an_endpoint_that_refuses_all_is_given_up(endpoint):
   endpoint.script = lambda body, number: (401, b'{"error": {"message": "wrong key"}}')
-  refused = pytest.raises(ValueError, match=r"the last 20 requests to http.*wrong key")
+  refused = pytest.raises(ValueError, match=r"the last 2\d requests to http.*wrong key")
   with Client(endpoint.url, "m", concurrency=4) as client, refused:
     client.complete(asks(*map(str, range(500))))
   assert len(endpoint.seen) < 40
@@ -183,9 +128,9 @@ def test_the_cache_answers_what_was_asked_before_and_only_that(endpoint, tmp_pat
   path = tmp_path / "deep" / "replies.jsonl"
   endpoint.script = lambda body, number: f"{body['messages'][0]['content']} {number} \u2028 🙂"
 
-  def ask(*texts, **options):
-    with Client(endpoint.url, "m", cache=path, concurrency=1) as client:
-      return client.texts(asks(*texts), **options), client.spent
+  def ask(*texts, **parameters):
+    with Client(endpoint.url, "m", cache=path, concurrency=1, parameters=parameters) as client:
+      return client.texts(asks(*texts)), client.spent
 
   first, spent = ask("a", "b", "a")
   assert spent == Spent(3, 0, 0, 21, 9, None)
@@ -231,17 +176,11 @@ def test_bad_arguments_are_refused(endpoint):
     ({"timeout": 0}, "timeout"),
     ({"retries": -1}, "retries"),
     ({"prices": (-1, 0)}, "prices"),
+    ({"parameters": {"temperature": float("nan")}}, "no JSON"),
+    *(({"parameters": {name: 1}}, f"{name} is no parameter") for name in ("model", "messages", "stream", "n")),
   ):
     with pytest.raises(ValueError, match=what):
       Client(**({"url": endpoint.url, "model": "m"} | options))
-  with Client(endpoint.url, "m") as client:
-    for name in ("model", "messages", "stream", "n"):
-      with pytest.raises(ValueError, match=f"{name} is no parameter"):
-        client.complete([], **{name: 1})
-    with pytest.raises(ValueError, match="no JSON"):
-      client.complete(asks("a"), temperature=float("nan"))
-    (failed,) = client.complete(asks("a"), temprature=1)
-    assert "unexpected keyword argument 'temprature'" in failed.error
 
 
 def test_requests_go_on_after_some_failures(endpoint):
