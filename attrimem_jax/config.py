@@ -90,6 +90,10 @@ def _answer() -> ConfigDict:
   return answer
 
 
+# How an endpoint is talked to, which changes nothing of what it says.
+CONNECTION = ("url", "key_env", "concurrency", "timeout", "retries", "prices", "cache")
+
+
 def _endpoint(parameters: str) -> ConfigDict:
   """A model behind an endpoint of OpenAI's form. What it replies is kept in a file and asked for once."""
   endpoint = ConfigDict()
@@ -268,6 +272,9 @@ def _sft() -> ConfigDict:
   # Expert trajectories to learn from instead of the synthetic teacher's: a file or folder of MemBuilder's
   # agent_calls.jsonl. Its last `data.holdout` conversations only tell the held-out loss.
   sft.path = ""
+  # Or those that a model behind an endpoint writes for the first conversations of `data.split`, before the first step.
+  sft.teacher = _endpoint('{"temperature": 0.7, "max_tokens": 1024}')
+  sft.teacher.histories = 8
   sft.batch = 32  # examples per step
   # Shape of every batch: suffixes per prefix, and columns of prefix, prompt and completion; what is longer is left out.
   sft.widths = ConfigDict({"rows": 4, "prefix": 160, "prompt": 96, "completion": 32})

@@ -61,6 +61,8 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
   "export.dtype": ("float32", "bfloat16", "float16"),
 }
 
+_ENDPOINTS = ("eval.judge", "answer.endpoint", "sft.teacher")
+
 # The least value of a key, and the advice that goes with it.
 _AT_LEAST: Mapping[str, float] = {
   "seed": 0,
@@ -120,9 +122,10 @@ _AT_LEAST: Mapping[str, float] = {
   **{f"serve.{name}": 1 for name in ("queue", "batch", "max_new_tokens", "body")},
   **{
     f"{endpoint}.{name}": least
-    for endpoint in ("eval.judge", "answer.endpoint")
+    for endpoint in _ENDPOINTS
     for name, least in (("concurrency", 1), ("timeout", 0.001), ("retries", 0))
   },
+  "sft.teacher.histories": 1,
   "eval.judge.calibration": 0,
   "eval.judge.tries": 1,
   "sft.batch": 1,
@@ -290,6 +293,13 @@ def _cross_checks(config: ConfigDict) -> Iterator[str]:
     yield from _init(config)
     if config.sft.path and not _path(config.sft.path).exists():
       yield _problem(config, "sft.path", "there is no such file or folder", "Correct the path, or use ''.")
+    yield from _endpoint(config, "sft.teacher")
+    if config.sft.teacher.url and (config.sft.path or config.sft.task != "policy"):
+      what = "teaches a policy to write, as config.sft.path would"
+      yield _problem(config, "sft.teacher.url", what, "Use sft.task='policy' and sft.path=''.")
+    if config.sft.teacher.url and config.sft.teacher.histories <= config.data.holdout:
+      what = f"are all held out by config.data.holdout={config.data.holdout}"
+      yield _problem(config, "sft.teacher.histories", what, "Use more.")
     if config.sft.path and config.sft.task != "policy":
       yield _problem(config, "sft.path", "teaches a policy to write, not an answer model", "Use sft.task='policy'.")
     if config.train.eval_every and config.sft.task != "policy":

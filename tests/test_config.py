@@ -207,7 +207,9 @@ def test_every_default_word_is_a_choice():
   }
   free |= {"eval.answers", "eval.memories", "serve.host"}
   free |= {
-    f"{e}.{n}" for e in ("eval.judge", "answer.endpoint") for n in ("url", "model", "key_env", "parameters", "cache")
+    f"{e}.{n}"
+    for e in ("eval.judge", "answer.endpoint", "sft.teacher")
+    for n in ("url", "model", "key_env", "parameters", "cache")
   }
   free |= {"explain.path", "explain.context", "explain.question", "explain.answer", "explain.part"}
   assert words == set(validation.CHOICES) | free | {"answer.retriever.instruction", "export.out", "hosts.coordinator"}

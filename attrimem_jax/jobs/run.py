@@ -34,6 +34,7 @@ _FREE = (
   "job",
   "study.arms",
   "study.seeds",
+  *(f"sft.teacher.{n}" for n in schema.CONNECTION),
   *(f"hosts.{name}" for name in ("coordinator", "processes", "process", "timeout")),
 )
 _JUDGE = "eval.judge."  # answers can be judged afterwards
@@ -41,7 +42,7 @@ _FREE_BENCHMARK = (
   "eval.bootstrap",
   "eval.confidence",
   "eval.episodes",  # more conversations do not change earlier ones
-  *(f"answer.endpoint.{n}" for n in ("url", "key_env", "concurrency", "timeout", "retries", "prices", "cache")),
+  *(f"answer.endpoint.{n}" for n in schema.CONNECTION),
 )
 
 
