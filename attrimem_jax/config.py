@@ -120,6 +120,8 @@ def _rollout() -> ConfigDict:
   rollout.top_p = 1.0  # below 1 the sampler's support is smaller than the trainer's: the ratio is biased
   rollout.top_k = 0  # 0 is off; the same warning
   rollout.max_new_tokens = 64  # per call
+  # Calls (histories x rollouts x modules) that are sampled together; the others wait until places get free. 0: all.
+  rollout.at_once = 0
   rollout.core_budget = 128  # tokens that the core module may hold
   rollout.records_top_k = 20  # existing records shown to a module, best first,
   rollout.records_budget = 512  # within so many tokens

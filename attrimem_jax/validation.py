@@ -78,6 +78,7 @@ _AT_LEAST: Mapping[str, float] = {
   "rollout.temperature": 0,
   "rollout.top_k": 0,
   "rollout.max_new_tokens": 1,
+  "rollout.at_once": 0,
   "rollout.core_budget": 0,
   "rollout.records_top_k": 1,
   "rollout.records_budget": 0,

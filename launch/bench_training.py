@@ -256,12 +256,10 @@ WORKERS: dict[str, Callable[[str], None]] = {
 
 
 class Endless:
-  """A model whose completions end at the limit alone."""
+  """A model whose completions end at the limit alone, or at any of `stop_ids`."""
 
-  stop_ids: tuple[int, ...] = ()
-
-  def __init__(self, name: str, config, params):
-    self.name, self.config, self.params, self.tokenizer = name, config, params, self
+  def __init__(self, name: str, config, params, stop_ids: tuple[int, ...] = ()):
+    self.name, self.config, self.params, self.tokenizer, self.stop_ids = name, config, params, self, stop_ids
 
 
 def sample(
@@ -339,10 +337,45 @@ def bench_generate(args: argparse.Namespace) -> None:
           f"{median(theirs) / median(ours):.2f} times as fast as transformers ({median(ours):.2f} s, "
           f"{median(theirs):.2f} s); decoding takes {decoding / least:.1f} times as long as reading weights and keys "
           f"at {rate / 1e9:.1f} GB/s would", flush=True)  # fmt: skip
+  bench_queue(model, args)
   mine = np.array(sample(model, ids, 1, 16, True)[1])
   other = np.array(peer.ask(prompts=ids, samples=1, new=16, greedy=True)["ids"])
   print(f"greedy tokens equal to transformers': {(mine == other).mean():.0%} of {mine.size}")
   peer.close()
+
+
+def bench_queue(model: Endless, args: argparse.Namespace, rows: int = 32, places: int = 8) -> None:
+  """Completions of very different lengths: batches that wait for their longest, and places that are filled again."""
+  from attrimem_jax.rollout.sampling import Sampling, complete
+
+  rng, new = np.random.default_rng(0), 4 * args.new
+  stops = tuple(rng.choice(model.config.vocab_size, model.config.vocab_size // 100, replace=False).tolist())
+  model = Endless(model.name, model.config, model.params, stops)
+  prompt = rng.integers(100, 40_000, args.prompt).tolist()
+  keys = rng.integers(0, 2**32, (1, rows, 2), np.uint32)
+
+  def some(part: slice, at_once: int) -> list:
+    prompts = [[prompt[-1:]] * len(keys[0, part])]
+    sampling = Sampling(new, 1.0)
+    return complete(model, [prompt[:-1]], prompts, keys[:, part], sampling, prompt_width=1, at_once=at_once)[0]
+
+  def in_batches() -> list:
+    return [done for at in range(0, rows, places) for done in some(slice(at, at + places), places)]
+
+  batches, queue = [], []
+  for _ in range(args.repeats + 1):
+    start = time.perf_counter()
+    one = in_batches()
+    batches.append(time.perf_counter() - start)
+    start = time.perf_counter()
+    other = some(slice(rows), places)
+    queue.append(time.perf_counter() - start)
+  lengths = [len(done.ids) for done in one]
+  same = np.mean([np.array_equal(a.ids, b.ids) for a, b in zip(one, other, strict=True)])
+  longest = sum(max(lengths[at : at + places]) for at in range(0, rows, places)) / (sum(lengths) / places)
+  print(f"{rows} completions of {min(lengths)} to {max(lengths)} tokens (mean {np.mean(lengths):.0f}), {places} at a "
+        f"time: with a queue {median(batches) / median(queue):.2f} times as fast as in batches, whose rows wait so "
+        f"long that {longest:.2f} is the most; {same:.0%} of the completions are the same", flush=True)  # fmt: skip
 
 
 def bench_update(args: argparse.Namespace) -> None:

@@ -271,7 +271,7 @@ def bytes_on_a_device(tree, mesh: Mesh) -> int:
 
 
 def memory(config: ConfigDict, policy: DecoderConfig, answer: DecoderConfig, mesh: Mesh) -> dict[str, int]:
-  """Bytes on each device by what holds them. All but the last two are exact."""
+  """Bytes on each device by what holds them. All but the last three are exact."""
   params = decoder.abstract(policy)
   optimizer = optimizers.make_optimizer(setup.optimizer_settings(config))
   lora = setup.lora_of(config)
@@ -308,6 +308,27 @@ def _activations(config: ConfigDict, shape: DecoderConfig, mesh: Mesh) -> Iterat
   kept = shape.width if config.rl.remat else 8 * shape.width + 4 * shape.hidden // mesh.shape["tensor"]
   yield "activations (model)", shape.layers * tokens * kept * each
   yield "largest array: attention scores (model)", scores
+  yield "keys and values while writing (model)", _caches(config, shape, mesh)
+
+
+def _caches(config: ConfigDict, shape: DecoderConfig, mesh: Mesh) -> int:
+  """Of the sessions that are read at a time and of the calls under way, at their full length."""
+  size, rollout = lengths(config), config.rollout
+  calls = len(rollout.modules) * rollout.group_size
+  calls = min(calls, max(1, rollout.at_once // rollout.histories)) if rollout.at_once else calls
+  tokens = rollout.histories * (size.session + calls * (size.prompt + size.completion))
+  ways = sharding.batch_ways(mesh)
+  split = ways if rollout.histories % ways == 0 or calls % ways == 0 else 1
+  heads = mesh.shape["tensor"] if shape.kv_heads % mesh.shape["tensor"] == 0 else 1
+  return tokens * _cache_size(shape) * jnp.dtype(config.policy.dtype).itemsize // (split * heads)
+
+
+def needed(held: Mapping[str, int]) -> int:
+  """Bytes on a device at once: what is always there, and the more of what updates and what writing take."""
+  update = ("gradients", "activations (model)", "largest array: attention scores (model)")
+  write = ("keys and values while writing (model)",)
+  always = sum(count for name, count in held.items() if name not in update + write)
+  return always + max(sum(held[name] for name in names) for names in (update, write))
 
 
 def run_plan(config: ConfigDict, run: Run) -> None:
@@ -376,9 +397,9 @@ def _lines(config: ConfigDict, found: dict, stages: list[tuple[int, int]], last:
     f"answer {size['answer']:,} (config.plan)"
   )
   yield "\nmemory of a device, exact but for what is called a model:"
-  total = sum(found["bytes_on_a_device"].values())
+  total = needed(found["bytes_on_a_device"])
   yield from (f"  {name:<52} {count / _GIB:9.2f} GiB" for name, count in found["bytes_on_a_device"].items())
-  yield f"  {'sum':<52} {total / _GIB:9.2f} GiB"
+  yield f"  {'at once: nothing is written during an update':<52} {total / _GIB:9.2f} GiB"
   compiled = found["compiled"]
   yield (
     f"  compiled: arguments {compiled['arguments'] / _GIB:.2f} GiB (weights, moments, reference, batch; exact), "
@@ -424,6 +445,8 @@ def _advice(config: ConfigDict, found: dict, total: int) -> Iterator[str]:
     yield f"  config.rl.micro_batches up to {prefixes // shards} splits activations (now {micro})"
   if held["activations (model)"] > total / 4:
     yield "  shorter sessions (config.policy.overlong=split) or completions: activations grow with them"
+  if held["keys and values while writing (model)"] > total / 4:
+    yield "  config.rollout.at_once bounds the calls that are sampled together: keys and values grow with them"
   if held["weights"] + held["moments"] > total / 4:
     yield "  more devices along config.mesh.fsdp split weights and moments"
     if not config.lora.targets:

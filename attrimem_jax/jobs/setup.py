@@ -86,6 +86,7 @@ def writer(config: ConfigDict, model: LanguageModel, temperature: float) -> Writ
     chat=chat(config, model.tokenizer),
     dtype=config.policy.dtype,
     step=rollout.bucket,
+    at_once=rollout.at_once,
   )
 
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from attrimem_jax.nn.attention import Causal, attend, rotary, rotate
+from attrimem_jax.nn.attention import Causal, attend, causal, rotary, rotate
 from attrimem_jax.nn.config import DecoderConfig
 
 Array = Any  # a jax.Array inside compiled functions, a NumPy array on its way there
@@ -155,30 +155,44 @@ def block(config: DecoderConfig, layer: Params) -> Block:
 
 
 def forward(
-  config: DecoderConfig, params: Params, batch: Shared, *, dtype=jnp.float32, remat=False, keep_cache=False
+  config: DecoderConfig,
+  params: Params,
+  batch: Shared,
+  *,
+  dtype=jnp.float32,
+  remat=False,
+  keep_cache=False,
+  known: Caches | None = None,
 ) -> tuple[jax.Array, Caches | None]:
   """One differentiable pass over prefixes and suffixes.
 
+  Args:
+    known: keys and values of the prefixes [L, P, Tp, K, H], where they were read before: then suffixes alone are read.
+
   Returns:
     states: final hidden states of the suffixes after the last norm, float32 [P, n, Ts, D].
-    caches: None, or with `keep_cache` (prefix k, prefix v [L, P, Tp, K, H], suffix k, suffix v [L, P, n, Ts, K, H]).
+    caches: None, or with `keep_cache` (prefix k, prefix v [L, P, Tp, K, H], suffix k, suffix v [L, P, n, Ts, K, H]),
+      without the first two where they were known.
   """
   prefix_rope, suffix_rope = _ropes(config, batch.prefix_mask, batch.suffix_mask)
   to_prefix, to_own = _masks(batch)
-  causal = Causal(batch.prefix_mask[:, None, None, :])
 
-  def layer(streams, weights):
-    x, y = streams
+  def layer(streams, xs):
+    (x, y), (weights, past) = streams, xs
     net = block(config, weights)
-    q, k, v = net.qkv(x, prefix_rope)
-    x = net.finish(x, attend(q[:, None], [], [(k[:, None], v[:, None], causal)])[:, 0])
+    if past is None:
+      q, k, v = net.qkv(x, prefix_rope)
+      x = net.finish(x, causal(q, k, v, batch.prefix_mask))
+    else:
+      k, v = past
     q, own_k, own_v = net.qkv(y, suffix_rope)
     y = net.finish(y, attend(q, [(k, v, to_prefix)], [(own_k, own_v, to_own)]))
-    return (x, y), (k, v, own_k, own_v) if keep_cache else None
+    kept = (own_k, own_v) if past else (k, v, own_k, own_v)
+    return (x, y), kept if keep_cache else None
 
-  streams = embed(params, batch.prefix, dtype), embed(params, batch.suffix, dtype)
+  streams = None if known else embed(params, batch.prefix, dtype), embed(params, batch.suffix, dtype)
   (_, y), caches = jax.lax.scan(
-    jax.checkpoint(layer) if remat else layer, streams, params["layers"], unroll=unroll(config)
+    jax.checkpoint(layer) if remat else layer, streams, (params["layers"], known), unroll=unroll(config)
   )
   return rms_norm(y.astype(jnp.float32), params["norm"], config.norm_eps), caches
 

@@ -76,6 +76,7 @@ class Writer:
     records_budget: tokens of records that a module is shown.
     chat: ChatML of the model's tokenizer; made if None.
     dtype: of the computation.
+    at_once: the most calls that are under way together, the others wait for their places; 0 for all of a session.
   """
 
   model: Model
@@ -88,6 +89,7 @@ class Writer:
   chat: Chat | None = None
   dtype: str = "float32"
   step: int = 16
+  at_once: int = 0
 
 
 def write(writer: Writer, windows: Sequence[Window], group: int, key: jax.Array) -> list[list[Rollout]]:
@@ -138,6 +140,7 @@ def _one_session(writer: Writer, chat: Chat, live, states, offset: int, key, wid
     np.concatenate([keys, np.zeros((missing, *keys.shape[1:]), np.uint32)]),
     writer.sampling,
     rows=len(prompts[0]),
+    at_once=max(1, writer.at_once // width) if writer.at_once else None,
     dtype=writer.dtype,
     step=writer.step,
   )

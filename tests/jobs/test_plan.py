@@ -97,6 +97,21 @@ def test_low_rank_factors_leave_the_frozen_weights_and_little_else():
   assert "answer model" not in plan.memory(frozen, SMALL, SMALL, mesh)
 
 
+def test_keys_while_writing_by_hand_and_bounded_by_the_queue():
+  sizes = {"plan.session": 100, "plan.prompt": 10, "plan.completion": 5, "rollout.histories": 2}
+  sizes |= {"rollout.group_size": 3, "rollout.modules": ("core", "semantic"), "policy.dtype": "bfloat16"}
+  name, mesh = "keys and values while writing (model)", sharding.make_mesh()
+  per_token = 2 * SMALL.layers * SMALL.kv_heads * SMALL.head_size * 2
+  held = plan.memory(recipe(**sizes), SMALL, SMALL, mesh)
+  assert held[name] == 2 * (100 + 6 * 15) * per_token
+  queued = plan.memory(recipe(**sizes, **{"rollout.at_once": 4}), SMALL, SMALL, mesh)
+  assert queued[name] == 2 * (100 + 2 * 15) * per_token
+  always = held["weights"] + held["moments"] + held["reference"] + held.get("answer model", 0)
+  update = held["gradients"] + held["activations (model)"] + held["largest array: attention scores (model)"]
+  assert plan.needed(held) == always + max(update, held[name])
+  assert plan.needed(held | {name: 10 * update}) == always + 10 * update
+
+
 def test_flops_of_an_update_with_factors_by_hand():
   sizes = {"plan.session": 100, "plan.prompt": 10, "plan.completion": 5, "rollout.histories": 2}
   sizes |= {"rollout.group_size": 3, "rollout.modules": ("core", "semantic")}

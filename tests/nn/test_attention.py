@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attrimem_jax.nn import attention
-from attrimem_jax.nn.attention import Causal, attend, rotary, rotate
+from attrimem_jax.nn.attention import Causal, attend, causal, rotary, rotate
 
 P, n, T, N, K, H, SHARED, OWN = 2, 3, 4, 4, 2, 6, 5, 3
 
@@ -106,6 +106,31 @@ def test_training_keeps_no_scores_of_its_layers():
   x = jax.ShapeDtypeStruct((1, 1, length, 4, 4), jnp.float32)
   memory = jax.jit(jax.grad(loss)).lower(x).compile().memory_analysis()
   assert memory.temp_size_in_bytes < 6 * 4 * length * length * 4
+
+
+def test_a_prefix_read_by_the_fused_kernels_function_gives_the_same(monkeypatch):
+  """The library's function in place of this one's; without a GPU it runs its plain form, float32, not cuDNN's."""
+  rng, length, heads, size = np.random.default_rng(8), 9, 4, 8
+  q, k, v = (rng.normal(size=(2, length, of, size)).astype(np.float32) for of in (heads, 2, 2))
+  real = np.arange(length) < np.array([[9], [6]])
+  slope = rng.normal(size=q.shape) * real[..., None, None]
+
+  def run():
+    def loss(q, k, v):
+      out = causal(q, k, v, real)
+      return jnp.sum(slope * out), out
+
+    gradient, out = jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))(q, k, v)
+    return *gradient, np.where(real[..., None, None], out, 0)
+
+  ours = run()
+  called, fused = [], jax.nn.dot_product_attention
+  monkeypatch.setattr(attention, "_is_fused", lambda q: True)
+  monkeypatch.setattr(attention, "_FUSED", "xla")
+  monkeypatch.setattr(jax.nn, "dot_product_attention", lambda *a, **k: called.append(k) or fused(*a, **k))
+  for a, b in zip(ours, run(), strict=True):
+    np.testing.assert_allclose(a, b, atol=2e-6)
+  assert called == [{"is_causal": True, "implementation": "xla"}]
 
 
 @pytest.mark.parametrize("kind", [bool, np.float32])

@@ -193,11 +193,11 @@ def test_stages_change_nothing_but_the_size_of_the_batch(model, monkeypatch):
   whole = run()
   widths, go_on = [], sampling._go_on
 
-  def spied(config, width, *rest):
-    widths.append((width, rest[-4].shape[1]))
-    return go_on(config, width, *rest)
+  def spied(*arguments):
+    widths.append(arguments[5].ids.shape[:0:-1])
+    return go_on(*arguments)
 
-  monkeypatch.setattr(sampling, "FIRST_STAGE", 2)
+  monkeypatch.setattr(sampling, "FIRST_ROOM", 2)
   monkeypatch.setattr(sampling, "_go_on", spied)
   for a, b in zip(itertools.chain(*whole), itertools.chain(*run()), strict=True):
     np.testing.assert_array_equal(a.ids, b.ids)
@@ -212,32 +212,61 @@ def test_stages_change_nothing_but_the_size_of_the_batch(model, monkeypatch):
   assert widths[-1][1] < 8
 
 
-def test_a_watcher_sees_what_is_sampled_changes_no_draw_and_ends_rows(model, monkeypatch):
-  monkeypatch.setattr(sampling, "WATCHED", 3)
-  never = model_of(CONFIG, stop=(99,), scale=0.6)
-  for one in (model, never):
-    keys, seen = keys_of(3, seed=4), []
-    whole = complete(one, PREFIXES, PROMPTS, keys, Sampling(14), rows=4, step=8)
+@pytest.mark.parametrize(("at_once", "room"), [(1, 4), (3, 128), (4, 2), (8, 8)])
+def test_a_queue_changes_nothing_but_how_many_are_under_way(model, monkeypatch, at_once, room):
+  """Thirteen rows of one prefix and five of another, of 1 to 20 tokens, through a few places."""
+  keys = np.random.default_rng(11).integers(2**32, size=(2, 13, 2), dtype=np.uint32)
+  prompts = [[*PROMPTS[0], *PROMPTS[0], PROMPTS[1][0]][:7] * 2, PROMPTS[1] * 5]
+  prompts[0] = prompts[0][:13]
+  whole = complete(model, PREFIXES, prompts, keys, Sampling(20), rows=13, step=8)
+  batches, entered = [], []
+  for name, kept, place in (("_go_on", batches, 5), ("_enter", entered, 4)):
+    was = getattr(sampling, name)
 
-    def watch(told, seen=seen):
-      seen.append(told)
-      return np.zeros((2, 3), bool)
+    def spied(*arguments, was=was, kept=kept, place=place):
+      kept.append(arguments[place])
+      return was(*arguments)
 
-    watched = complete(one, PREFIXES, PROMPTS, keys, Sampling(14), rows=4, step=8, watch=watch)
-    for a, b in zip(rows_of(whole), rows_of(watched), strict=True):
-      np.testing.assert_array_equal(a[1].ids, b[1].ids)
-      assert a[1].finish == b[1].finish
-    for look, told in enumerate(seen, 1):
-      for (_, completion), ids in zip(rows_of(whole), itertools.chain(*told), strict=True):
-        np.testing.assert_array_equal(ids, completion.ids[: 3 * look])
-  assert len(seen) == 4  # after 3, 6, 9 and 12 tokens
+    monkeypatch.setattr(sampling, name, spied)
+  monkeypatch.setattr(sampling, "FIRST_ROOM", room)
+  queued = complete(model, PREFIXES, prompts, keys, Sampling(20), rows=13, step=8, at_once=at_once)
+  lengths = [len(c.ids) for group in whole for c in group]
+  assert min(lengths) < 5 < 15 < max(lengths)
+  for a, b in zip(itertools.chain(*whole), itertools.chain(*queued), strict=True):
+    np.testing.assert_array_equal(a.ids, b.ids)
+    np.testing.assert_allclose(a.logps, b.logps, atol=1e-5)
+    assert a.finish == b.finish
+  assert {ids.shape[1] <= at_once for ids in (progress.ids for progress in batches)} == {True}
+  assert sum(len(ids[0]) for ids in entered) >= 13 - at_once
+
+
+def test_a_watcher_sees_what_is_sampled_changes_no_draw_and_ends_rows(monkeypatch):
+  monkeypatch.setattr(sampling, "WATCHED", 5)
+  model, keys = model_of(CONFIG, stop=(99,), scale=0.6), keys_of(3, seed=4)
+
+  def run(**options):
+    return complete(model, PREFIXES, PROMPTS, keys, Sampling(14), rows=4, step=8, **options)
+
+  seen, whole = [], run()
+
+  def watch(told):
+    seen.append(told)
+    return np.zeros((2, 3), bool)
+
+  for a, b in zip(rows_of(whole), rows_of(run(watch=watch)), strict=True):
+    np.testing.assert_array_equal(a[1].ids, b[1].ids)
+  assert len(seen) == 3  # after 5, 10 and 14 tokens
+  for look, told in enumerate(seen, 1):
+    for (_, completion), ids in zip(rows_of(whole), itertools.chain(*told), strict=True):
+      np.testing.assert_array_equal(ids, completion.ids[: 5 * look])
 
   def end_the_second(told):
     return np.array([[False, len(told[0][1]) >= 6, False], [False, True, True]])
 
-  ended = complete(never, PREFIXES, PROMPTS, keys, Sampling(14), rows=4, step=8, watch=end_the_second)
-  assert [[len(c.ids) for c in group] for group in ended] == [[14, 6, 14], [14]]
-  np.testing.assert_array_equal(ended[0][1].ids, whole[0][1].ids[:6])
+  ended = run(at_once=2, watch=end_the_second)
+  assert [[len(c.ids) for c in group] for group in ended] == [[14, 10, 14], [14]]
+  for a, b in zip(rows_of(whole), rows_of(ended), strict=True):
+    np.testing.assert_array_equal(a[1].ids[: len(b[1].ids)], b[1].ids)
 
 
 def test_another_top_p_is_no_other_program(model):
