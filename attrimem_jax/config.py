@@ -38,6 +38,7 @@ def default() -> ConfigDict:
   config.mesh = ConfigDict({"data": 1, "fsdp": 1, "tensor": 1})  # devices along each axis; the product is all used
   config.hosts = _hosts()
   config.plan = _plan()
+  config.serve = _serve()
   config.export = ConfigDict({"out": "", "dtype": "float32", "verify": True})  # out "": <workdir>/export
   return config.lock()
 
@@ -83,7 +84,28 @@ def _answer() -> ConfigDict:
   answer.retriever = ConfigDict({"name": "bm25", "top_k": 10})
   answer.retriever.model = ""  # of the dense retriever, with the instruction that it was trained to read before a query
   answer.retriever.instruction = ""
+  # Job "benchmark" can ask a model behind an endpoint instead; budgets still count tokens of `answer.model`.
+  answer.endpoint = _endpoint('{"temperature": 0, "max_tokens": 64}')
   return answer
+
+
+# How an endpoint is talked to, which changes nothing of what it says.
+CONNECTION = ("url", "key_env", "concurrency", "timeout", "retries", "prices", "cache")
+
+
+def _endpoint(parameters: str) -> ConfigDict:
+  """A model behind an endpoint of OpenAI's form. What it replies is kept in a file and asked for once."""
+  endpoint = ConfigDict()
+  endpoint.url = ""  # with its /v1; "" uses none
+  endpoint.model = ""
+  endpoint.key_env = ""  # environment variable that holds the key; "" sends none
+  endpoint.parameters = parameters  # of every request, as a JSON object
+  endpoint.concurrency = 8  # requests under way at once
+  endpoint.timeout = 120.0  # seconds of one try,
+  endpoint.retries = 5  # and how many more there are
+  endpoint.prices = ()  # money for a million tokens: (of prompts, of replies); () counts none
+  endpoint.cache = ""  # the file, of JSON lines; "" is one in the run directory
+  return endpoint
 
 
 def _rollout() -> ConfigDict:
@@ -238,6 +260,11 @@ def _eval() -> ConfigDict:
   evaluation.window = 0  # tokens that whole conversations may fill; 0: all that the answer model can read
   evaluation.bootstrap = 1000  # resamples
   evaluation.confidence = 0.95
+  # Judges the answers of job "benchmark" beside the string metrics. Its recall and specificity are measured on right
+  # and on planted wrong answers to so many questions (0: not at all); where it gives no verdict it is asked again.
+  evaluation.judge = _endpoint('{"temperature": 0, "max_tokens": 512}')
+  evaluation.judge.calibration = 50
+  evaluation.judge.tries = 3
   return evaluation
 
 
@@ -247,6 +274,9 @@ def _sft() -> ConfigDict:
   # Expert trajectories to learn from instead of the synthetic teacher's: a file or folder of MemBuilder's
   # agent_calls.jsonl. Its last `data.holdout` conversations only tell the held-out loss.
   sft.path = ""
+  # Or those that a model behind an endpoint writes for the first conversations of `data.split`, before the first step.
+  sft.teacher = _endpoint('{"temperature": 0.7, "max_tokens": 1024}')
+  sft.teacher.histories = 8
   sft.batch = 32  # examples per step
   # Shape of every batch: suffixes per prefix, and columns of prefix, prompt and completion; what is longer is left out.
   sft.widths = ConfigDict({"rows": 4, "prefix": 160, "prompt": 96, "completion": 32})
@@ -277,6 +307,21 @@ def _retention() -> ConfigDict:
   retention.splits = 20  # random halves that weights are learned on
   retention.cases = 0  # of the file's first cases only; 0 takes all
   return retention
+
+
+def _serve() -> ConfigDict:
+  serve = ConfigDict()
+  serve.models = ("embedded:policy", "embedded:answer")  # as policy.model; clients call them by these names
+  serve.host = "127.0.0.1"
+  serve.port = 8000  # 0 takes a free one
+  serve.queue = 256  # prompts that may wait; a request beyond them is refused with 429
+  serve.batch = 16  # most prompts of one batch
+  serve.max_new_tokens = 1024  # of a completion: the most that may be asked for, and what a chat gets that says nothing
+  serve.body = 1_000_000  # bytes of a request
+  serve.timeout = 600.0  # seconds from a request to its answer
+  serve.grace = 30.0  # seconds that a stop waits for what has not begun
+  serve.dtype = "float32"
+  return serve
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -35,6 +35,7 @@ JOBS = {
   "plan": ("plan", "run_plan"),
   "retention": ("retention", "run_retention"),
   "study": ("study", "run_study"),
+  "serve": ("serve", "run_serve"),
 }
 
 

@@ -5,6 +5,7 @@
 
 import importlib.util
 import itertools
+import json
 import math
 import os
 import pathlib
@@ -17,6 +18,7 @@ from attrimem_jax import arms as study
 from attrimem_jax import checks
 from attrimem_jax.attribution.ablations import LEVELS
 from attrimem_jax.data import benchmarks, reading, synthetic
+from attrimem_jax.io.client import RESERVED
 from attrimem_jax.nn.lora import TARGETS
 from attrimem_jax.nn.quantised import BITS
 from attrimem_jax.types import Module
@@ -29,7 +31,7 @@ _SPLITS = ("train", "eval", "test", "all", "sft", "rl")
 
 # Every key that takes one of a few words.
 CHOICES: Mapping[str, tuple[str, ...]] = {
-  "job": ("train", "sft", "evaluate", "benchmark", "attribute", "export", "plan", "retention", "study"),
+  "job": ("train", "sft", "evaluate", "benchmark", "attribute", "export", "plan", "retention", "study", "serve"),
   "data.name": ("synthetic", *benchmarks.READERS),
   "data.split": _SPLITS,
   "eval.memory": ("policy", "reference", "teacher", "empty"),
@@ -57,8 +59,11 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
   "retention.turns": ("all", "user"),
   "sft.task": ("policy", "answer"),
   "sft.init.family": ("qwen3", "qwen2", "llama"),
+  "serve.dtype": ("float32", "bfloat16"),
   "export.dtype": ("float32", "bfloat16", "float16"),
 }
+
+_ENDPOINTS = ("eval.judge", "answer.endpoint", "sft.teacher")
 
 # The least value of a key, and the advice that goes with it.
 _AT_LEAST: Mapping[str, float] = {
@@ -114,6 +119,18 @@ _AT_LEAST: Mapping[str, float] = {
   "retention.splits": 1,
   "retention.cases": 0,
   "study.seeds": 1,
+  "serve.port": 0,
+  "serve.timeout": 0.001,
+  "serve.grace": 0,
+  **{f"serve.{name}": 1 for name in ("queue", "batch", "max_new_tokens", "body")},
+  **{
+    f"{endpoint}.{name}": least
+    for endpoint in _ENDPOINTS
+    for name, least in (("concurrency", 1), ("timeout", 0.001), ("retries", 0))
+  },
+  "sft.teacher.histories": 1,
+  "eval.judge.calibration": 0,
+  "eval.judge.tries": 1,
   "sft.batch": 1,
   "sft.widths.rows": 1,
   "sft.widths.prefix": 1,
@@ -142,12 +159,20 @@ _AT_MOST: Mapping[str, float] = {
   "rl.redraw": 3,
   "lora.rank": 4096,
   "optim.lr": 1.0,
+  "serve.port": 65_535,
+  "serve.queue": 1_000_000,
+  "serve.batch": 4096,
+  "serve.body": 1_000_000_000,
   "seed": checks.SEEDS,
   "data.seed": checks.SEEDS,
   "rollout.group_size": 4096,
   "rollout.histories": 65_536,
   "eval.episodes": 1_000_000,
   "eval.bootstrap": 1_000_000,
+  **{
+    f"{endpoint}.{name}": 1024 for endpoint in ("eval.judge", "answer.endpoint") for name in ("concurrency", "retries")
+  },
+  "eval.judge.tries": 10,
   "attribution.gradients": len(LEVELS),
   "attribution.gate": 65_536,
   "explain.masks": 65_536,
@@ -244,6 +269,8 @@ def _cross_checks(config: ConfigDict) -> Iterator[str]:
     yield from _memory(config)
   elif config.job == "retention":
     yield from _haystacks(config)
+  elif config.job == "serve":
+    yield from _served(config)
   elif config.job == "study":
     yield from _arms(config)
   elif config.job != "export":
@@ -262,12 +289,22 @@ def _cross_checks(config: ConfigDict) -> Iterator[str]:
     yield _problem(config, "optim.warmup", f"is longer than config.train.steps={config.train.steps}", "Shorten it.")
   if config.job == "benchmark":
     yield from _benchmarked(config)
+  elif config.answer.endpoint.url:
+    what = f"can be asked by job 'benchmark' alone, not by {config.job!r}"
+    yield _problem(config, "answer.endpoint.url", what, "Use '' and name config.answer.model.")
   if config.job in ("train", "sft", "evaluate", "benchmark", "plan"):
     yield from _lora(config)
   if config.job == "sft":
     yield from _init(config)
     if config.sft.path and not _path(config.sft.path).exists():
       yield _problem(config, "sft.path", "there is no such file or folder", "Correct the path, or use ''.")
+    yield from _endpoint(config, "sft.teacher")
+    if config.sft.teacher.url and (config.sft.path or config.sft.task != "policy"):
+      what = "teaches a policy to write, as config.sft.path would"
+      yield _problem(config, "sft.teacher.url", what, "Use sft.task='policy' and sft.path=''.")
+    if config.sft.teacher.url and config.sft.teacher.histories <= config.data.holdout:
+      what = f"are all held out by config.data.holdout={config.data.holdout}"
+      yield _problem(config, "sft.teacher.histories", what, "Use more.")
     if config.sft.path and config.sft.task != "policy":
       yield _problem(config, "sft.path", "teaches a policy to write, not an answer model", "Use sft.task='policy'.")
     if config.train.eval_every and config.sft.task != "policy":
@@ -378,6 +415,13 @@ def _memory(config: ConfigDict) -> Iterator[str]:
     yield _problem(config, "rollout.horizon.bank", what, "Use empty, or set config.rollout.horizon.sessions.")
 
 
+def _served(config: ConfigDict) -> Iterator[str]:
+  """The models of the job `serve`."""
+  names = list(config.serve.models)
+  if not names or len(set(names)) < len(names) or not all(isinstance(name, str) and name for name in names):
+    yield _problem(config, "serve.models", "must name different models", "Use for example ('embedded:answer',).")
+
+
 def _haystacks(config: ConfigDict) -> Iterator[str]:
   """The file of the job `retention`."""
   if not config.data.path or not _path(config.data.path).is_file():
@@ -409,8 +453,36 @@ def _benchmarked(config: ConfigDict) -> Iterator[str]:
   if config.eval.memories and not (_path(config.eval.memories) / "conversations").is_dir():
     what = "that is no run of the job 'benchmark', as it holds no folder conversations"
     yield _problem(config, "eval.memories", what, "Give the --workdir of one.")
+  yield from _endpoint(config, "eval.judge")
+  yield from _endpoint(config, "answer.endpoint")
   if config.eval.answers and not _path(config.eval.answers).is_file():
     yield _problem(config, "eval.answers", "there is no such file", "Correct the path.")
+
+
+def _endpoint(config: ConfigDict, name: str) -> Iterator[str]:
+  """A model behind an endpoint, if there is one."""
+  endpoint = get(config, name)
+  if not endpoint.url:
+    return
+  if not endpoint.url.startswith(("http://", "https://")):
+    yield _problem(config, f"{name}.url", "is no address", "Use for example http://127.0.0.1:8000/v1.")
+  if not endpoint.model.strip():
+    yield _problem(config, f"{name}.model", "is empty", "Name a model of that endpoint.")
+  if endpoint.key_env and not os.environ.get(endpoint.key_env):
+    yield _problem(config, f"{name}.key_env", "this environment variable is not set", "Put the key into it, or use ''.")
+  if importlib.util.find_spec("openai") is None:
+    yield _problem(config, f"{name}.url", "needs the openai package", "pip install 'attrimem-jax[client]'")
+  prices = list(endpoint.prices)
+  if len(prices) not in (0, 2) or not all(type(p) in (int, float) and 0 <= p < math.inf for p in prices):
+    what = "must be two numbers, money for a million tokens of prompts and of replies"
+    yield _problem(config, f"{name}.prices", what, "Use for example (0.15, 0.6), or ().")
+  try:
+    parameters = json.loads(endpoint.parameters)
+  except ValueError:
+    parameters = None
+  if not isinstance(parameters, dict) or RESERVED & parameters.keys():
+    what = f"must be a JSON object, without {', '.join(sorted(RESERVED))}"
+    yield _problem(config, f"{name}.parameters", what, 'Use for example {"temperature": 0}.')
 
 
 def _explained(config: ConfigDict) -> Iterator[str]:
@@ -489,7 +561,7 @@ def _hosts(config: ConfigDict) -> Iterator[str]:
       if hosts[name] != unset:
         yield _problem(config, f"hosts.{name}", "is set without config.hosts.coordinator", "Give its host:port.")
     return
-  if config.job in ("attribute", "benchmark", "export", "plan", "study"):
+  if config.job in ("attribute", "benchmark", "export", "plan", "study", "serve"):
     what = f"job {config.job!r} runs in one process"
     yield _problem(config, "hosts.coordinator", what, "Leave it empty (and $ATTRIMEM_COORDINATOR unset).")
   if hosts.coordinator == "auto":

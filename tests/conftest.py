@@ -10,6 +10,8 @@ os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu
 
 import pytest
 
+from tests.endpoint import running
+
 REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 
 
@@ -25,3 +27,10 @@ def shared_data() -> pathlib.Path:
   if not folder.is_dir():
     pytest.skip(f"no benchmark samples at {folder}; set ATTRIMEM_SHARED to their folder")
   return folder
+
+
+@pytest.fixture
+def endpoint():
+  """A scripted endpoint of OpenAI's form: `script`, what it has `seen`, its `url`."""
+  with running() as server:
+    yield server

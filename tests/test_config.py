@@ -17,6 +17,7 @@ PRESETS = {
   "sft.py": ("", "policy", "answer", "dates", "refresh", "smollm2"),
   "retention.py": ("", "blind", "oracle"),
   "study_granularity.py": ("", "credit", "doubts", "masks", "warm", "kinds", "weight"),
+  "serve.py": ("", "embedded", "smollm2"),
   "attribute.py": ("", "embedded", "smollm2", "qwen3_0_6b"),
 }
 
@@ -204,7 +205,12 @@ def test_every_default_word_is_a_choice():
     "sft.path",
     "sft.tokenizer",
   }
-  free |= {"eval.answers", "eval.memories"}
+  free |= {"eval.answers", "eval.memories", "serve.host"}
+  free |= {
+    f"{e}.{n}"
+    for e in ("eval.judge", "answer.endpoint", "sft.teacher")
+    for n in ("url", "model", "key_env", "parameters", "cache")
+  }
   free |= {"explain.path", "explain.context", "explain.question", "explain.answer", "explain.part"}
   assert words == set(validation.CHOICES) | free | {"answer.retriever.instruction", "export.out", "hosts.coordinator"}
 

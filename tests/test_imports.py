@@ -23,6 +23,7 @@ RANKS = {
   "reward": 2,
   "retention": 2,
   "systems": 3,
+  "serving": 3,
   "rl": 3,
   "io": 3,  # files are for the edge: what computes is handed models and never loads one
   "evaluation": 3,

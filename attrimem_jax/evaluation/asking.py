@@ -6,12 +6,13 @@ is too long alone. What was left out is counted.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
 
-from attrimem_jax.memory.context import Context, answer_prefix, answer_suffix, build
+from attrimem_jax.io import client
+from attrimem_jax.memory.context import Context, answer_messages, answer_prefix, answer_suffix, build
 from attrimem_jax.rollout.answering import Reader, sample_answers
 from attrimem_jax.systems.protocol import Passage
 from attrimem_jax.text.chat import Chat
@@ -87,6 +88,18 @@ class Decoder:
       for c, prompt, (_, shown, left_out) in zip(completions, prompts, contexts, strict=True)
     ]
 
+  def messages(
+    self, question: Question, passages: Sequence[Passage], whole: bool
+  ) -> tuple[list[tuple[str, str]], tuple[int, ...], int]:
+    """What a model elsewhere is asked, as texts; the passages that it is shown; tokens of those left out.
+
+    Tokens are those of this model. What fills the window is limited by `most`, or else as other passages are.
+    """
+    budget = (whole and self._most) or self._reader.max_context
+    context, shown, left_out = self._context(passages, budget)
+    text = self._chat.tokenizer.decode(context.ids.tolist())
+    return answer_messages(self._reader.prompts, text, question), shown, left_out
+
   def _window(self, prefix: list[int], questions: Sequence[Question]) -> int:
     """The tokens that passages may hold before the longest question of all."""
     nothing = Context(np.zeros(0, np.int32), np.zeros(0, np.int32), (), ())
@@ -107,3 +120,31 @@ class Decoder:
     ids = tuple(self._chat.tokenizer.encode(passage.text)) or tuple(self._chat.tokenizer.encode("\n"))
     record = Record(passage.place, Module.EPISODIC, passage.text, ids, passage.date)
     return build(self._chat.tokenizer, [record]).ids, record
+
+
+class Remote:
+  """An answer model behind an endpoint.
+
+  Args:
+    name: of the model.
+    complete: asks it, such as `io.client.Client.complete` with its parameters.
+    decoder: words the questions and fits passages to budgets.
+  """
+
+  def __init__(
+    self, name: str, complete: Callable[[Sequence[client.Messages]], Sequence[client.Reply]], decoder: Decoder
+  ):
+    self.name, self._complete, self._decoder = name, complete, decoder
+
+  def answer(self, questions: Sequence[Question], retrieved: Sequence[Sequence[Passage]], whole: bool) -> list[Reply]:
+    """Raises ValueError where no question at all was answered: the endpoint is down, and the conversation can wait."""
+    asked = [self._decoder.messages(q, passages, whole) for q, passages in zip(questions, retrieved, strict=True)]
+    replies = self._complete([messages for messages, _, _ in asked])
+    if replies and all(reply.error for reply in replies):
+      raise ValueError(
+        f"{self.name} answered none of {len(replies)} questions, the last because of {replies[-1].error}"
+      )
+    return [
+      Reply(None if r.error else r.text.strip(), r.prompt_tokens, r.completion_tokens, shown, left_out)
+      for r, (_, shown, left_out) in zip(replies, asked, strict=True)
+    ]

@@ -75,6 +75,25 @@ def score(
   scores = {q.id: _measured(answers[q.id], q, measure) if q.id in answers else 0.0 for _, q in questions}
   if len(scores) < len(questions):
     raise ValueError("two questions of the data have the same id: give the episodes of one benchmark, each once")
+  missing = tuple(q.id for _, q in questions if q.id not in answers)
+  return summed(questions, scores, missing, samples, confidence)
+
+
+def summed(
+  questions: Sequence[tuple[str, Question]],
+  scores: Mapping[str, float],
+  missing: tuple[str, ...],
+  samples: int,
+  confidence: float,
+) -> Score:
+  """Means and intervals of given scores.
+
+  Args:
+    questions: (history id, question) of all that count.
+    scores: of each of them.
+    missing: ids of those without an answer.
+    samples, confidence: of the bootstrap over conversations.
+  """
 
   def interval(some: Sequence[tuple[str, Question]]) -> Interval:
     clusters = [history for history, _ in some]
@@ -88,7 +107,7 @@ def score(
     kinds={kind: interval([(history, q) for history, q in questions if q.kind == kind]) for kind in sorted(counts)},
     counts=dict(sorted(counts.items())),
     scores=scores,
-    missing=tuple(q.id for _, q in questions if q.id not in answers),
+    missing=missing,
   )
 
 

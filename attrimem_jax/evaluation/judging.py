@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from attrimem_jax.evaluation.bootstrap import Interval, mean_interval
+from attrimem_jax.evaluation import benchmark
 from attrimem_jax.reward import judge, outcome
 from attrimem_jax.types import Episode, Question
 
@@ -25,14 +25,14 @@ class Judged:
   """Verdicts by question id.
 
   Attributes:
-    accuracy: right answers over all questions but the unjudged ones; missing answers are wrong. Over conversations.
+    score: share of right answers of all questions but the unjudged ones; missing answers are wrong.
     verdicts: of each question that was judged or not answered.
     unjudged: ids for which the judge gave no verdict; they are in no mean.
     missing: ids of questions without an answer.
     comparable: whether no more than `COMPARABLE` of all questions went unjudged.
   """
 
-  accuracy: Interval
+  score: benchmark.Score
   verdicts: Mapping[str, bool]
   unjudged: tuple[str, ...]
   missing: tuple[str, ...]
@@ -82,11 +82,9 @@ def judged(
   missing = tuple(q.id for _, q in asked if q.id not in answers)
   unjudged = tuple(i for i, v in said.items() if v is None)
   verdicts = {i: v for i, v in said.items() if v is not None} | dict.fromkeys(missing, False)
-  scored = [(history, float(verdicts[q.id])) for history, q in asked if q.id in verdicts]
-  accuracy = mean_interval(
-    [score for _, score in scored], clusters=[history for history, _ in scored], samples=samples, confidence=confidence
-  )
-  return Judged(accuracy, verdicts, unjudged, missing, len(unjudged) <= COMPARABLE * len(asked))
+  scored = [(history, q) for history, q in asked if q.id in verdicts]
+  score = benchmark.summed(scored, {q.id: float(verdicts[q.id]) for _, q in scored}, missing, samples, confidence)
+  return Judged(score, verdicts, unjudged, missing, len(unjudged) <= COMPARABLE * len(asked))
 
 
 def ask(complete: Complete, prompts: Sequence[judge.Messages], tries: int) -> list[bool | None]:

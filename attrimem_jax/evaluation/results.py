@@ -99,7 +99,7 @@ def summarise(
     "counts": dict(first.counts),
     "missing": list(first.missing),
     "clusters": {question.id: e.history.id for e in episodes for question in e.questions},
-    "measures": {m: _rows(score, samples, confidence) for m, score in scored.items()},
+    "measures": {m: rows_of(score, samples, confidence) for m, score in scored.items()},
   }
   return content | ({"cost": costs(conversations)} if conversations else {})
 
@@ -134,7 +134,8 @@ def paired(a: Mapping[str, Any], b: Mapping[str, Any], measure: str, *, by: str 
   return difference_interval([mine[n] for n in names], [theirs[n] for n in names], clusters=clusters)
 
 
-def _rows(score: benchmark.Score, samples: int, confidence: float) -> dict[str, Any]:
+def rows_of(score: benchmark.Score, samples: int, confidence: float) -> dict[str, Any]:
+  """A score as results.json holds it: mean and interval of each part, and the score of each question."""
   by_question = mean_interval(list(score.scores.values()), samples=samples, confidence=confidence)
   parts = {"overall": score.overall, "answerable": score.answerable, "abstention": score.abstention}
   rows: dict[str, Any] = {name: _triple(interval) for name, interval in parts.items()}

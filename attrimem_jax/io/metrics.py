@@ -125,10 +125,15 @@ def write_rollouts(
   NumPy numbers and arrays become numbers and lists; a number that is not finite becomes null.
   """
   path = pathlib.Path(workdir) / folder / f"step_{step:06d}.jsonl"
+  write_lines(path, rows)
+  return path
+
+
+def write_lines(path: pathlib.Path, rows: Iterable[Mapping[str, Any]]) -> None:
+  """Writes one JSON object a line, the whole file or nothing."""
   path.parent.mkdir(parents=True, exist_ok=True)
   # A lone surrogate has no UTF-8 form; its backslash escape is the very one that JSON uses.
   _replace(path, "".join(map(_line, rows)).encode("utf-8", "backslashreplace"))
-  return path
 
 
 def write_json(path: pathlib.Path, content: Any, indent: int | None = 1) -> None:

@@ -5,11 +5,12 @@ on with those that are missing. When all are there, the answers are scored over 
 report, and the submission in the benchmark's own format.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,9 +19,9 @@ from ml_collections import ConfigDict
 
 from attrimem_jax import validation
 from attrimem_jax.data import benchmarks, synthetic
-from attrimem_jax.evaluation import submissions
-from attrimem_jax.evaluation.asking import AnswerModel, Decoder
-from attrimem_jax.evaluation.results import Conversation, read_conversation, summarise
+from attrimem_jax.evaluation import judging, submissions
+from attrimem_jax.evaluation.asking import AnswerModel, Decoder, Remote
+from attrimem_jax.evaluation.results import Conversation, read_conversation, rows_of, summarise
 from attrimem_jax.io.clock import Clock
 from attrimem_jax.io.metrics import write_json
 from attrimem_jax.jobs import setup
@@ -35,7 +36,10 @@ from attrimem_jax.view.benchmark import write_page
 
 
 def run_benchmark(config: ConfigDict, run: Run) -> None:
-  """Writes conversations/*.json, results.json, report.html and submission.json(l) below the run directory."""
+  """Writes conversations/*.json, results.json, report.html and submission.json(l) below the run directory.
+
+  With `eval.judge` a model judges the answers too; without a verdict an answer is in no mean of its measure.
+  """
   numbered, report = episodes(config)
   print(report, flush=True)
   every = [episode for _, episode in numbered]
@@ -53,6 +57,12 @@ def run_benchmark(config: ConfigDict, run: Run) -> None:
     every, answers, conversations, config.data.name, samples=config.eval.bootstrap, confidence=config.eval.confidence
   )
   content = subject | {"benchmark": config.data.name, "top_k": config.answer.retriever.top_k} | content
+  prices = config.answer.endpoint.prices
+  if config.answer.endpoint.url and prices and conversations:
+    cost = content["cost"]
+    cost["answer_money"] = (cost["answer_read"] * prices[0] + cost["answer_written"] * prices[1]) / 1e6
+  if config.eval.judge.url:
+    content["measures"]["judge"], content["judge"] = _judged(config, run, every, answers)
   write_json(run.workdir / "results.json", content | {"config": config.to_dict()})
   name = f"{subject['system']}_{pathlib.PurePath(str(subject['answer_model'])).name}"
   path = submissions.write(run.workdir, config.data.name, config.data.path, every, answers, name)
@@ -83,13 +93,36 @@ def episodes(config: ConfigDict) -> tuple[list[tuple[int, Episode]], str]:
   return [some[i] for i in sorted(order[: config.eval.episodes])], report
 
 
+def _judged(
+  config: ConfigDict, run: Run, every: Sequence[Episode], answers: Mapping[str, str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+  """The judge's measure, and what there is to say of the judge: how far to trust it, what it left open and took."""
+  settings, options = config.eval.judge, {"samples": config.eval.bootstrap, "confidence": config.eval.confidence}
+  questions = [question for episode in every for question in episode.questions]
+  with setup.client(settings, run, "judge") as client:
+    rows = judging.calibration_set(questions, settings.calibration, config.seed)
+    calibration = judging.calibrate(client.texts, rows, settings.tries)
+    print(f"judge {settings.model}: recall {calibration.recall:.3f} on {calibration.right} right answers, specificity "
+          f"{calibration.specificity:.3f} on {calibration.wrong} wrong ones", flush=True)  # fmt: skip
+    found = judging.judged(every, answers, client.texts, tries=settings.tries, **options)
+    spent = client.spent
+  about = {
+    "model": settings.model,
+    "unjudged": list(found.unjudged),
+    "comparable": found.comparable,
+    "calibration": dataclasses.asdict(calibration),
+    "spent": dataclasses.asdict(spent),
+  }
+  return rows_of(found.score, **options), about
+
+
 def _ask_all(
   config: ConfigDict, run: Run, numbered: Sequence[tuple[int, Episode]]
 ) -> tuple[list[Conversation], dict[str, Any]]:
-  system, model = _parts(config, run)
-  run.keep_config()
   folder, done = run.workdir / "conversations", []
-  with run.progress(0, len(numbered), "conversation") as progress:
+  with contextlib.ExitStack() as closing, run.progress(0, len(numbered), "conversation") as progress:
+    system, model = _parts(config, run, closing)
+    run.keep_config()
     for count, (number, episode) in enumerate(numbered, 1):
       path = folder / f"{number:05d}.json"
       if not path.exists():
@@ -157,13 +190,18 @@ def fingerprint(episode: Episode) -> str:
   return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _parts(config: ConfigDict, run: Run) -> tuple[System | None, AnswerModel]:
-  """The system (None: memories of another run) and the answer model."""
+def _parts(config: ConfigDict, run: Run, closing: contextlib.ExitStack) -> tuple[System | None, AnswerModel]:
+  """The system (None: memories of another run) and the answer model; `closing` closes what they hold open."""
   policy = setup.policy_model(config, run) if config.eval.system == "policy" and not config.eval.memories else None
   answer = setup.answer_model(config, policy)
-  validation.validate_lengths(config, (policy or answer).config, answer.config)
+  elsewhere = config.answer.endpoint.url
+  validation.validate_lengths(config, (policy or answer).config, None if elsewhere else answer.config)
   reader = dataclasses.replace(setup.reader(config, answer, policy or answer), writer=None)
-  model = Decoder(reader, setup.chat(config, answer.tokenizer), config.eval.window)
+  decoder = Decoder(reader, setup.chat(config, answer.tokenizer), config.eval.window)
+  model: AnswerModel = decoder
+  if elsewhere:
+    client = closing.enter_context(setup.client(config.answer.endpoint, run, "answers"))
+    model = Remote(client.model, client.complete, decoder)
   if config.eval.memories:
     return None, model
   if policy is not None:

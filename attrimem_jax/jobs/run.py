@@ -34,13 +34,16 @@ _FREE = (
   "job",
   "study.arms",
   "study.seeds",
+  *(f"sft.teacher.{n}" for n in schema.CONNECTION),
   *(f"hosts.{name}" for name in ("coordinator", "processes", "process", "timeout")),
 )
+_JUDGE = "eval.judge."  # answers can be judged afterwards
 _FREE_BENCHMARK = (
   "eval.bootstrap",
   "eval.confidence",
-  "eval.episodes",
-)  # more conversations do not change earlier ones
+  "eval.episodes",  # more conversations do not change earlier ones
+  *(f"answer.endpoint.{n}" for n in schema.CONNECTION),
+)
 
 
 class Run:
@@ -250,7 +253,7 @@ def _check_same(workdir: pathlib.Path, earlier: dict[str, Any], config: ConfigDi
   changed = [
     f"{name}: {theirs.get(name)!r} there, {value!r} now"
     for name, value in schema.flat(_plain(config)).items()
-    if earlier and theirs.get(name) != value and name not in free
+    if earlier and theirs.get(name) != value and name not in free and not name.startswith(_JUDGE)
   ]
   if changed:
     raise ValueError(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import os
 import pathlib
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from ml_collections import ConfigDict
 from attrimem_jax.data.synthetic import WorldConfig
 from attrimem_jax.data.teacher import Sloppiness
 from attrimem_jax.io import checkpoints, models
+from attrimem_jax.io.client import Client
 from attrimem_jax.io.models import LanguageModel
 from attrimem_jax.jobs.run import Run, earlier_config
 from attrimem_jax.memory.prompts import COMPACT, FULL, Prompts
@@ -35,6 +37,21 @@ PROMPTS = {"compact": COMPACT, "full": FULL}
 
 def prompts(name: str) -> Prompts:
   return PROMPTS[name]
+
+
+def client(settings: ConfigDict, run: Run, name: str) -> Client:
+  """The client of an endpoint. Replies are kept in <run directory>/<name>.jsonl, or in the file that is given."""
+  return Client(
+    settings.url,
+    settings.model,
+    key=settings.key_env,
+    cache=settings.cache or run.workdir / f"{name}.jsonl",
+    concurrency=settings.concurrency,
+    timeout=settings.timeout,
+    retries=settings.retries,
+    prices=tuple(settings.prices) or None,
+    parameters=json.loads(settings.parameters),
+  )
 
 
 def world(config: ConfigDict) -> WorldConfig:

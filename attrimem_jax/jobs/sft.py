@@ -17,16 +17,17 @@ from ml_collections import ConfigDict
 
 from attrimem_jax.data import synthetic
 from attrimem_jax.io import hosts, models
+from attrimem_jax.io.metrics import write_lines
 from attrimem_jax.io.models import LanguageModel
 from attrimem_jax.jobs import setup
 from attrimem_jax.jobs.export import export
 from attrimem_jax.jobs.grpo import Trainer
 from attrimem_jax.jobs.run import Run
-from attrimem_jax.jobs.tasks import of_kinds
+from attrimem_jax.jobs.tasks import Tasks, of_kinds
 from attrimem_jax.nn import decoder, sharding
 from attrimem_jax.nn.config import DecoderConfig
 from attrimem_jax.nn.lora import whole
-from attrimem_jax.rl import accumulation, expert, sft, teaching
+from attrimem_jax.rl import accumulation, expert, prompted, sft, teaching
 from attrimem_jax.rl import optimizer as optimizers
 from attrimem_jax.rl.teaching import Example, Widths
 from attrimem_jax.text.chat import Chat
@@ -51,6 +52,7 @@ def run_sft(config: ConfigDict, run: Run) -> None:
   first step, as often as that, and after the last.
   """
   model = starting_model(config)
+  source = Examples(config, model.tokenizer, taught(config, run, model.tokenizer) if config.sft.teacher.url else "")
   optimizer = optimizers.make_optimizer(setup.optimizer_settings(config))
   logprobs = setup.logprobs(config, model.config)
   lora = setup.lora_of(config)
@@ -60,7 +62,6 @@ def run_sft(config: ConfigDict, run: Run) -> None:
   frozen = sharding.place(model.params, mesh) if lora else None
   trained = lora.init(model.config, config.seed) if lora else model.params
   state = run.begin(optimizers.init_state(optimizer, sharding.place(trained, mesh)))
-  source = Examples(config, model.tokenizer)
   trainer = Trainer(config, run) if config.train.eval_every else None
   if trainer is not None:
     trainer.evaluate_if_due(int(state.step), whole(lora, frozen, state.params))
@@ -93,16 +94,34 @@ def _place(batch: sft.SftBatch, mesh: Mesh) -> sft.SftBatch:
   return sharding.place_batch(accumulation.split(batch, 1), mesh)
 
 
-class Examples:
-  """Batches of supervised examples; batch n depends on the seed and n alone."""
+def taught(config: ConfigDict, run: Run, tokenizer: Tokenizer) -> str:
+  """The file of what `sft.teacher` has written: asked for once, and kept in the run directory."""
+  path, settings, rollout = run.workdir / "teacher" / expert.FILE, config.sft.teacher, config.rollout
+  if hosts.leads() and not path.exists():
+    chat = Chat(tokenizer, thinking=config.policy.thinking)
+    histories = Tasks(config, chat, setup.prompts(config.policy.prompts)).histories(
+      config.data.split, settings.histories
+    )
+    with setup.client(settings, run, "teacher/replies") as client:
+      rows, report = prompted.write(
+        client.texts, chat, histories, core_budget=rollout.core_budget, records_budget=rollout.records_budget
+      )
+      print(f"teacher {settings.model}: {report}; {client.spent}", flush=True)
+    write_lines(path, rows)
+  hosts.meet("teacher")
+  return str(path)
 
-  def __init__(self, config: ConfigDict, tokenizer: Tokenizer):
-    self._config = config
+
+class Examples:
+  """Batches of supervised examples; batch n depends on the seed and n alone. `path` stands for `sft.path`."""
+
+  def __init__(self, config: ConfigDict, tokenizer: Tokenizer, path: str = ""):
+    self._config, self._path = config, path or config.sft.path
     self._chat = Chat(tokenizer, thinking=config.policy.thinking)
     self._world = setup.world(config)
     self._widths = Widths(**config.sft.widths.to_dict())
     self._make: Callable[[str, int], list[Example]] = self._writing if config.sft.task == "policy" else self._answering
-    if config.sft.path:
+    if self._path:
       self._experts = self._read_experts()
       self._make = self._expert
 
@@ -147,12 +166,12 @@ class Examples:
   def _read_experts(self) -> dict[bool, list[Example]]:
     """Examples of expert sessions: False for training, True for those held out. Prints what could not be taken over."""
     config = self._config
-    trajectories, report = expert.read(config.sft.path, self._chat)
+    trajectories, report = expert.read(self._path, self._chat)
     print(report, flush=True)
     held = len(trajectories) - config.data.holdout
     if held < 1:
       raise ValueError(
-        f"config.sft.path holds {len(trajectories)} conversations, of which config.data.holdout={config.data.holdout} "
+        f"{self._path} holds {len(trajectories)} conversations, of which config.data.holdout={config.data.holdout} "
         "are held out: nothing is left to train on"
       )
     prompts, budget = setup.prompts(config.policy.prompts), config.rollout.records_budget

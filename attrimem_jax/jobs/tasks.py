@@ -107,6 +107,11 @@ class Tasks:
     count, kinds, questions = self._available(config.eval), config.data.kinds, config.eval.questions
     return [self._task(config.eval.split, i, (2, i), questions, kinds) for i in range(count)]
 
+  def histories(self, split: str, count: int) -> list[History]:
+    """The first `count` conversations of a split, or all that there are, in an order drawn from the seed."""
+    finite = self._finite.get(split)
+    return [self._episode(split, i).history for i in range(count if finite is None else min(count, len(finite)))]
+
   def _available(self, evaluation: ConfigDict) -> int:
     finite = self._finite.get(evaluation.split)
     return evaluation.episodes if finite is None else min(evaluation.episodes, len(finite))

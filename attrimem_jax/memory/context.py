@@ -107,6 +107,12 @@ def answer_suffix(chat: Chat, prompts: Prompts, context: Context, question: Ques
   return np.concatenate([context.ids, tail]), np.concatenate([context.source, np.full(len(tail), -1, np.int32)])
 
 
+def answer_messages(prompts: Prompts, memory: str, question: Question) -> list[tuple[str, str]]:
+  """What prefix and suffix say, as (role, text) pairs for a model behind an endpoint; `memory` holds the lines."""
+  system = [("system", prompts.answer_system)] if prompts.answer_system else []
+  return [*system, ("user", prompts.memory + (memory or prompts.no_memory) + _asked(prompts, question))]
+
+
 def _asked(prompts: Prompts, question: Question) -> str:
   if not question.date:
     return fill(prompts.undated_question, question=question.text)

@@ -89,6 +89,18 @@ def module_suffix(
   return ids + encode(fill(prompts.write, keywords=keywords)) + chat.reply()
 
 
+def module_messages(
+  prompts: Prompts, session: Session, module: Module, records: Sequence[Record], usage: tuple[int, int] | None = None
+) -> list[tuple[str, str]]:
+  """What `session_prefix` and `module_suffix` say, as (role, text) pairs for a model behind an endpoint."""
+  parts = [_heading(prompts, session), *map(_line, session.turns), prompts.instructions[module]]
+  parts += [f"#{record.id} {record.text}\n" for record in records] or [prompts.no_records]
+  if usage is not None:
+    parts.append(fill(prompts.usage, used=str(usage[0]), budget=str(usage[1])))
+  parts.append(fill(prompts.write, keywords=" or ".join(OPERATIONS[module])))
+  return [*([("system", prompts.system)] if prompts.system else []), ("user", "".join(parts))]
+
+
 def around(tokenizer: Tokenizer, head: str, record: Record) -> tuple[list[int], list[int]]:
   """Ids before and after a record's own, which make one line of it: `head`, a blank, the text, a line break.
 

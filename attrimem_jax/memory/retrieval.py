@@ -149,7 +149,7 @@ def last_token_embed(
     out = np.zeros((len(texts), config.width), np.float32)  # a text without tokens keeps the zero vector
     order = sorted((i for i in range(len(ids)) if ids[i]), key=lambda i: len(ids[i]))
     for group in (order[i : i + rows] for i in range(0, len(order), rows)):
-      out[group] = forward(params, *_pack([ids[i] for i in group], rows))[: len(group)]
+      out[group] = forward(params, *pack_whole([ids[i] for i in group], rows))[: len(group)]
     return out
 
   return embed
@@ -159,12 +159,12 @@ def _last_states(config: DecoderConfig, params: decoder.Params, batch: decoder.S
   return decoder.hidden(config, params, batch)[0, jnp.arange(len(last)), last]
 
 
-def _pack(texts: Sequence[Sequence[int]], rows: int) -> tuple[decoder.Shared, np.ndarray]:
+def pack_whole(texts: Sequence[Sequence[int]], rows: int) -> tuple[decoder.Shared, np.ndarray]:
   """The texts as suffixes [1, rows, T] of a prefix that none of them sees, and the column of each one's last token.
 
   A decoder needs a prefix; hiding it leaves every state as it would be without, since rotary positions are relative.
   """
-  suffix = np.zeros((1, rows, bucket(len(texts[-1]))), np.int32)
+  suffix = np.zeros((1, rows, bucket(max(map(len, texts)))), np.int32)
   mask = np.zeros(suffix.shape, bool)
   last = np.zeros(rows, np.int32)
   for row, ids in enumerate(texts):

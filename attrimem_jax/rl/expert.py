@@ -1,7 +1,8 @@
 """Reads the expert trajectories that MemBuilder records (agent_calls.jsonl) as actions of this project's grammar.
 
-A line there is one call: a session's messages, the module ("agent_type") and what the expert did, as JSON. The two
-differ, and every difference is counted in the report:
+A line of that file is one call: a session's messages, the module ("agent_type") and what the expert did. With a text
+at `actions`, as `rl.prompted` writes it, its lines are taken as they stand. MemBuilder's own form at `expert_output`
+differs from the grammar, and every difference is counted in the report:
 
 - an old record is quoted there and named by its number here: it is found by its text; one that is not current (there
   old versions stay and can be quoted again) becomes an ADD of the new text;
@@ -127,8 +128,10 @@ def _trajectory(
         note(log, Change.NO_OUTPUT, f"{where}/{module}")
         continue
       owner = CallKey(name, 0, number, module)
-      writer = _Writer(chat, bank, module, session.date, owner, f"{where}/{module}", log)
-      if module == Module.CORE:
+      writer = Writer(chat, bank, module, session.date, owner, f"{where}/{module}", log)
+      if isinstance(output, str):
+        writer.actions(output)
+      elif module == Module.CORE:
         block = writer.core(str(output.get("new_core_memory") or output.get("content") or ""), block)
       else:
         writer.operations(output.get("operations"))
@@ -139,7 +142,9 @@ def _trajectory(
   return Trajectory(History(name, tuple(read_sessions)), tuple(done))
 
 
-def _output(call: Any) -> Mapping[str, Any] | None:
+def _output(call: Any) -> Mapping[str, Any] | str | None:
+  if isinstance(call, Mapping) and isinstance(call.get("actions"), str):
+    return call["actions"]
   output = call.get("expert_output") if isinstance(call, Mapping) else None
   if not isinstance(output, Mapping) or str(output.get("operation", "")).upper() == "ERROR":
     return None
@@ -178,17 +183,38 @@ def _plain(text: Any) -> str:
   return " ".join(_LABEL.sub("", text).split()) if isinstance(text, str) else ""
 
 
-class _Writer:
-  """Writes the lines of one call and applies each as soon as it is written, so that numbers are known."""
+class Writer:
+  """Writes the lines of one call and applies each as soon as it is written, so that numbers are known.
 
-  def __init__(self, chat: Chat, bank: Bank, module: Module, date: str, owner: CallKey, where: str, log: Log):
+  Attributes:
+    bank: as it is after the lines so far.
+    lines: those that the bank has taken.
+  """
+
+  def __init__(
+    self,
+    chat: Chat,
+    bank: Bank,
+    module: Module,
+    date: str,
+    owner: CallKey,
+    where: str,
+    log: Log,
+    core_budget: int | None = None,
+  ):
     self.bank, self._chat, self._module, self._date, self._owner = bank, chat, module, date, owner
-    self._where, self._log = where, log
-    self._lines: list[str] = []
+    self._where, self._log, self._core_budget = where, log, core_budget
+    self.lines: list[str] = []
 
   def completion(self) -> list[int]:
     nothing = "SKIP" if self._module in (Module.SEMANTIC, Module.PROCEDURAL) else ""
-    return self._chat.completion("\n".join(self._lines) or nothing)
+    return self._chat.completion("\n".join(self.lines) or nothing)
+
+  def actions(self, text: str) -> None:
+    """Lines of this project's grammar."""
+    for line in text.split("\n"):
+      if line.strip() and line.strip() != Op.SKIP:
+        self._line(line.strip())
 
   def operations(self, operations: Any) -> None:
     """Actions of the modules that keep records."""
@@ -238,12 +264,16 @@ class _Writer:
     return next((r.id for r in reversed(self.bank.current(self._module)) if r.text.casefold() == wanted), None)
 
   def _write(self, op: Op, targets: Sequence[int], text: str) -> None:
-    line = render(op, targets, text)
+    self._line(render(op, targets, text))
+
+  def _line(self, line: str) -> None:
     actions = parse(self._chat.completion(line), self._chat.tokenizer, self._module, Finish.STOP)
-    bank, done = apply_all(self.bank, actions, module=self._module, date=self._date, owner=self._owner)
+    bank, done = apply_all(
+      self.bank, actions, module=self._module, date=self._date, owner=self._owner, core_budget=self._core_budget
+    )
     if [action.reason for action in done] == [Reason.OK]:
       self.bank = bank
-      self._lines.append(line)
+      self.lines.append(line)
     else:
       note(self._log, Change.REFUSED, self._where)
 

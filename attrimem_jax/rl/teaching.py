@@ -19,6 +19,7 @@ from attrimem_jax.memory.prompts import Prompts, fit_records, module_suffix, ses
 from attrimem_jax.nn.batching import pack
 from attrimem_jax.rl.sft import SftBatch
 from attrimem_jax.text.chat import Chat
+from attrimem_jax.text.tokenizer import Tokenizer
 from attrimem_jax.types import CallKey, Episode, Finish, History, Module, Record
 
 
@@ -76,19 +77,24 @@ def trajectory_examples(
     records_budget: tokens of existing records that a module is shown, the newest; None shows all.
   """
 
-  def shown(module: Module, bank: Bank) -> tuple[Record, ...]:
-    records = bank.current(module)
-    if records_budget is None or module == Module.CORE:
-      return records
-    return fit_records(chat.tokenizer, reversed(records), records_budget)
-
   return [
     Example(
       session_prefix(chat, prompts, session),
-      [(module_suffix(chat, prompts, module, shown(module, bank)), ids) for module, bank, ids in here],
+      [
+        (module_suffix(chat, prompts, module, shown(chat.tokenizer, module, bank, records_budget)), ids)
+        for module, bank, ids in here
+      ],
     )
     for session, here in zip(history.sessions, calls, strict=True)
   ]
+
+
+def shown(tokenizer: Tokenizer, module: Module, bank: Bank, budget: int | None) -> tuple[Record, ...]:
+  """The records that a module reads: the newest within a budget of tokens; all of core memory, or without a budget."""
+  records = bank.current(module)
+  if budget is None or module == Module.CORE:
+    return records
+  return fit_records(tokenizer, reversed(records), budget)
 
 
 def answering_example(chat: Chat, prompts: Prompts, episode: Episode, *, rng: np.random.Generator) -> Example:

@@ -10,7 +10,7 @@ at the sampling temperature, as the trainer computes them, also where top-k or t
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import jax
@@ -26,6 +26,9 @@ from attrimem_jax.text.tokenizer import Tokenizer
 from attrimem_jax.types import Finish
 
 FIRST_ROOM = 128  # new tokens
+WATCHED = 8  # new tokens between two looks of a watcher
+Watch = Callable[[list[list[np.ndarray]]], np.ndarray]
+"""Is told the ids of every row so far, [P][n], and says which rows to sample no further, bool [P, n]."""
 
 
 class Model(Protocol):
@@ -72,6 +75,7 @@ def complete(
   prompt_width: int | None = None,
   dtype=jnp.float32,
   step: int = 16,
+  watch: Watch | None = None,
 ) -> list[list[Completion]]:
   """Samples one completion for each prompt.
 
@@ -85,6 +89,7 @@ def complete(
     at_once: the most rows of a prefix that are in the batch together; the others wait. By default all.
     prompt_width: pads prompts to this many tokens; by default to the bucket of the longest.
     step: the granularity of padded widths.
+    watch: looks at what was sampled every `WATCHED` tokens, and may end rows. It changes no draw.
 
   Raises:
     ValueError: prefix, prompt and new tokens together exceed the model's positions.
@@ -106,7 +111,7 @@ def complete(
   )
   padded = np.zeros((len(prefixes), rows, 2), np.uint32)
   padded[:, : keys.shape[1]] = keys[:, :rows]
-  ids, logps, lengths = _run(model, shared, padded, sampling, jnp.dtype(dtype).name, min(rows, at_once or rows))
+  ids, logps, lengths = _run(model, shared, padded, sampling, jnp.dtype(dtype).name, min(rows, at_once or rows), watch)
   stop = tuple(model.tokenizer.stop_ids)
   return [
     [_completion(ids[p, i], logps[p, i], lengths[p, i], stop) for i in range(len(group))]
@@ -114,7 +119,15 @@ def complete(
   ]
 
 
-def _run(model: Model, shared: Shared, keys: np.ndarray, sampling: Sampling, dtype: str, places: int):
+def _run(
+  model: Model,
+  shared: Shared,
+  keys: np.ndarray,
+  sampling: Sampling,
+  dtype: str,
+  places: int,
+  watch: Watch | None,
+):
   """Samples all rows, `places` of each prefix at a time; returns ids and logps [P, n + 1, W] and lengths [P, n + 1].
 
   The last row is where padding goes.
@@ -136,13 +149,21 @@ def _run(model: Model, shared: Shared, keys: np.ndarray, sampling: Sampling, dty
 
   batch = dataclasses.replace(shared, suffix=shared.suffix[:, :places], suffix_mask=shared.suffix_mask[:, :places])
   inputs = sharding.spread((batch, keys[:, :places]), params)
-  more = len(widths) > 1 or places < n
-  progress, rows, prefix = _begin(*static, widths[0], more, dtype, params, *inputs, *draw, until(real[:, :places]))
+  more = len(widths) > 1 or places < n or watch is not None
+
+  def pause(used: int) -> np.int32:
+    return np.int32(used + WATCHED if watch else widths[-1])
+
+  stops = until(real[:, :places]), pause(0)
+  progress, rows, prefix = _begin(*static, widths[0], more, dtype, params, *inputs, *draw, *stops)
   while True:
     done, *new = sharding.fetch((progress.done, progress.ids, progress.logps, progress.lengths))
     for old, some in zip(found, new, strict=True):
       index = (np.arange(P)[:, None], place)
       old[(*index, slice(some.shape[2])) if some.ndim > 2 else index] = some
+    if watch is not None:
+      done = done | np.take_along_axis(_ended(watch, found, real), place, 1)
+      progress = progress._replace(done=sharding.spread(done, params))
     if done.all() and not waiting.any():
       return found
     parts, used = [(progress, rows)], int(np.where(done, 0, new[2]).max())
@@ -161,7 +182,16 @@ def _run(model: Model, shared: Shared, keys: np.ndarray, sampling: Sampling, dty
     room = max(progress.new_k.shape[3], used + FIRST_ROOM // 2)
     width = next((width for width in widths if width >= room), widths[-1])
     progress, rows = _arrange(width, parts, order, np.int32(used))
-    progress = _go_on(*static, params, progress, rows, prefix, *draw, until(live))
+    progress = _go_on(*static, params, progress, rows, prefix, *draw, until(live), pause(used))
+
+
+def _ended(watch: Watch, found: Sequence[np.ndarray], real: np.ndarray) -> np.ndarray:
+  """Which rows the watcher ends, bool [P, n + 1]; padding has always ended."""
+  ids, _, lengths = found
+  told = watch([[ids[p, i, : lengths[p, i]] for i in range(count)] for p, count in enumerate(real.sum(1))])
+  ended = np.ones(lengths.shape, bool)
+  ended[:, : told.shape[1]] = told
+  return ended
 
 
 def _widths(most: int) -> list[int]:
@@ -247,13 +277,16 @@ def _begin(
   top_p,
   limit,
   until,
+  pause,
 ):
   """Reads prefixes and the first rows, and samples up to `width` tokens; of keys it returns what `more` needs."""
   states, caches = forward(config, params, shared, dtype=jnp.dtype(dtype), keep_cache=True)
   assert caches is not None, "asked for"
   prefix = _Prefix(caches[0], caches[1], shared.prefix_mask)
   progress, rows = _unsampled(config, width, states, caches[2:], shared.suffix_mask, keys)
-  progress = _sample(config, stop, top_k, nucleus, params, progress, rows, prefix, temperature, top_p, limit, until)
+  progress = _sample(
+    config, stop, top_k, nucleus, params, progress, rows, prefix, temperature, top_p, limit, until, pause
+  )
   nothing = jnp.zeros(())
   if more:
     return progress, rows, prefix
@@ -326,15 +359,19 @@ def _sample(
   top_p,
   limit,
   until,
+  pause,
 ) -> _Progress:
-  """Samples until `until` rows or fewer go on, or the room is full; a row goes on to a stop token or to `limit`."""
+  """Samples until `until` rows or fewer go on, or `pause` columns or the room are full.
+
+  A row goes on to a stop token or to `limit`.
+  """
   width, dtype = progress.ids.shape[-1], progress.new_k.dtype
   first = prefix.mask.sum(-1)[:, None] + rows.mask.sum(-1)
   stop_ids, column = jnp.array(stop, jnp.int32), jnp.arange(width)
   to_prefix, to_prompt = prefix.mask[:, None, None, :], rows.mask[:, :, None, :]
 
   def go_on(now: _Progress):
-    return (now.t < width) & (jnp.sum(~now.done) > until)
+    return (now.t < jnp.minimum(width, pause)) & (jnp.sum(~now.done) > until)
 
   def one(now: _Progress):
     t, done, number = now.t, now.done, now.lengths

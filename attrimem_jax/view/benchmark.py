@@ -27,6 +27,7 @@ def write_page(workdir: pathlib.Path) -> pathlib.Path:
     _note(note),
     _missing(run),
     _scores(run),
+    _judge(run),
     _cost(run),
     _answers(workdir, run),
   ]
@@ -118,6 +119,9 @@ def _both(row: Mapping[str, Any]) -> str:
   return f"{_triple(row['overall'])} [{low:.3f}, {high:.3f}]"
 
 
+_NONE = (None, None, None)  # a kind of question of which none was judged
+
+
 def _triple(values: Sequence[float | None]) -> str:
   mean, low, high = (math.nan if v is None else v for v in values)
   return "none" if math.isnan(mean) else f"<b>{mean:.3f}</b> [{low:.3f}, {high:.3f}]"
@@ -127,7 +131,7 @@ def _kinds(runs: Sequence[Run], measure: str) -> str:
   counts = runs[0]["counts"]
   head = ("system", *(f"{kind} ({count})" for kind, count in counts.items()))
   rows = [
-    (html.escape(_label(run, runs)), *(_triple(run["measures"][measure]["kinds"].get(k, [None] * 3)) for k in counts))
+    (html.escape(_label(run, runs)), *(_triple(run["measures"][measure]["kinds"].get(k, _NONE)) for k in counts))
     for run in runs
   ]
   return html.table(head, rows)
@@ -146,14 +150,18 @@ def _differences(runs: Sequence[Run], measure: str) -> str:
 
 
 def _costs(runs: Sequence[Run]) -> str:
-  names = list(next((run["cost"] for run in runs if "cost" in run), {}))
+  names = list(dict.fromkeys(name for run in runs for name in run.get("cost", {})))
   head = ("system", *(name.replace("_", " ") for name in names))
   rows = [
-    (html.escape(_label(run, runs)), *(f"{run['cost'][n]:,.1f}".removesuffix(".0") for n in names))
+    (html.escape(_label(run, runs)), *(_number(run["cost"].get(name)) for name in names))
     for run in runs
     if "cost" in run
   ]
   return html.table(head, rows)
+
+
+def _number(value: float | None) -> str:
+  return "" if value is None else f"{value:,.2f}".removesuffix(".00")
 
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 720, 360, 56, 130, 16, 44
@@ -216,8 +224,8 @@ def _note(text: str) -> str:
 def _missing(run: Run) -> str:
   if not run["missing"]:
     return ""
-  shown = ", ".join(run["missing"][:50]) + (" …" if len(run["missing"]) > 50 else "")
-  return f"<p><b>{len(run['missing'])} questions without an answer</b>, scored as wrong: {html.escape(shown)}</p>"
+  shown = html.escape(_listed(run["missing"]))
+  return f"<p><b>{len(run['missing'])} questions without an answer</b>, scored as wrong: {shown}</p>"
 
 
 def _scores(run: Run) -> str:
@@ -231,18 +239,48 @@ def _scores(run: Run) -> str:
     *(f"{k} ({run['counts'][k]})" for k in kinds),
   )
   rows = [
-    (html.escape(name), *(_triple(row[p]) for p in parts), *(_triple(row["kinds"][k]) for k in kinds))
+    (html.escape(name), *(_triple(row[p]) for p in parts), *(_triple(row["kinds"].get(k, _NONE)) for k in kinds))
     for name, row in run["measures"].items()
   ]
   return "<h2>Scores</h2>" + html.table(head, rows) + _note("Brackets: bootstrap over conversations.")
 
 
+def _judge(run: Run) -> str:
+  """What to think of the measure `judge`: the judge's errors on known answers, what it left open, what it took."""
+  if "judge" not in run:
+    return ""
+  judge, spent = run["judge"], run["judge"]["spent"]
+  known = judge["calibration"]
+  rows = [
+    ("model", html.escape(judge["model"])),
+    (f"right answers called correct, of {known['right']}", _share(known["recall"])),
+    (f"planted wrong answers called wrong, of {known['wrong']}", _share(known["specificity"])),
+    ("known answers without a verdict", str(known["unjudged"])),
+    ("answers without a verdict, in no mean", str(len(judge["unjudged"]))),
+    ("requests, of which cached, of which failed", f"{spent['requests']}, {spent['cached']}, {spent['failed']}"),
+    ("tokens of prompts, of replies", f"{spent['prompt_tokens']:,}, {spent['completion_tokens']:,}"),
+    *([("money", f"{spent['money']:.4f}")] if spent["money"] is not None else []),
+  ]
+  parts = ["<h2>Judge</h2>", html.table(("", ""), rows)]
+  if not judge["comparable"]:
+    parts.append("<p><b>Too many answers went unjudged: do not compare this score with that of other runs.</b></p>")
+  if judge["unjudged"]:
+    parts.append(_note(f"Without a verdict: {_listed(judge['unjudged'])}"))
+  return "".join(parts)
+
+
+def _share(value: float | None) -> str:
+  return "none" if value is None else f"{value:.3f}"
+
+
+def _listed(names: Sequence[str]) -> str:
+  return ", ".join(names[:50]) + (" …" if len(names) > 50 else "")
+
+
 def _cost(run: Run) -> str:
   if "cost" not in run:
     return ""
-  rows = [
-    (html.escape(name.replace("_", " ")), f"{value:,.2f}".removesuffix(".00")) for name, value in run["cost"].items()
-  ]
+  rows = [(html.escape(name.replace("_", " ")), _number(value)) for name, value in run["cost"].items()]
   return "<h2>Cost</h2>" + html.table(("", ""), rows)
 
 

@@ -24,7 +24,7 @@ def test_unjudged_is_in_no_mean_and_missing_is_wrong():
     return [{"Oslo": CORRECT, "dunno": "maybe"}[_texts(p)["answer"]] for p in prompts]
 
   found = judged(EPISODES, {"q0": "Oslo", "c_abs": "dunno"}, complete)
-  assert found.accuracy.mean == 0.5  # q0 right, q1 missing, c_abs unjudged
+  assert found.score.overall.mean == 0.5  # q0 right, q1 missing, c_abs unjudged
   assert (found.unjudged, found.missing, found.comparable) == (("c_abs",), ("q1",), False)
   assert found.verdicts == {"q0": True, "q1": False}
 
@@ -38,13 +38,13 @@ def test_a_judge_without_a_verdict_is_asked_again_for_those_alone():
 
   found = judged(EPISODES, {"q0": "a", "q1": "b", "c_abs": "c"}, complete)
   assert seen == [3, 1]
-  assert found.accuracy.mean == 1
+  assert found.score.overall.mean == 1
   assert not found.unjudged
 
 
 def test_exclusions_need_a_known_id_and_a_source():
   found = judged(EPISODES, {"q0": "x"}, lambda p: [CORRECT] * len(p), exclude={"q1": "audit 2", "c_abs": "audit 2"})
-  assert found.accuracy.mean == 1
+  assert found.score.overall.mean == 1
   assert found.missing == ()
   for exclude in ({"q9": "audit"}, {"q1": " "}):
     with pytest.raises(ValueError, match="excluded question"):
@@ -53,7 +53,7 @@ def test_exclusions_need_a_known_id_and_a_source():
 
 def test_nothing_judged_has_no_accuracy():
   found = judged(EPISODES[1:], {"c_abs": "x"}, lambda p: ["?"] * len(p))
-  assert math.isnan(found.accuracy.mean)
+  assert math.isnan(found.score.overall.mean)
   assert found.unjudged == ("c_abs",)
 
 

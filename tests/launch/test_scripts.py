@@ -33,7 +33,7 @@ def _check(config, tmp_path, devices, processes):
   validation.validate(config, devices, processes)
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", [*SCRIPTS, "serve.sh"])
 def test_a_script_parses_and_may_be_run(repository, name):
   path = repository / "launch" / name
   subprocess.run(["bash", "-n", path], check=True)

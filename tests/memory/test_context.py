@@ -5,7 +5,7 @@ import pytest
 
 from attrimem_jax.memory.actions import parse
 from attrimem_jax.memory.bank import Bank, apply_all
-from attrimem_jax.memory.context import Source, answer_prefix, answer_suffix, build
+from attrimem_jax.memory.context import Source, answer_messages, answer_prefix, answer_suffix, build
 from attrimem_jax.memory.prompts import COMPACT, FULL
 from attrimem_jax.text.spans import pieces
 from attrimem_jax.text.tokenizer import Tokenizer
@@ -85,6 +85,16 @@ def test_a_question_cannot_open_a_message(chat, tokenizer, prompts):
   assert controls == [i for i in chat.reply() if i in tokenizer.control_ids]
   assert attack.text in tokenizer.decode(prompt)
   assert set(source.tolist()) == {-1}
+
+
+@pytest.mark.parametrize("prompts", [FULL, COMPACT])
+def test_a_model_elsewhere_is_told_the_same(chat, tokenizer, prompts):
+  record = Record(1, SEMANTIC, "Ann lives in Lisbon", tuple(tokenizer.encode(" Ann lives in Lisbon")), "2024-03-04")
+  for records in ([], [record]):
+    context = build(tokenizer, records)
+    ids = [*answer_prefix(chat, prompts), *answer_suffix(chat, prompts, context, QUESTION)[0].tolist()]
+    messages = answer_messages(prompts, tokenizer.decode(context.ids.tolist()), QUESTION)
+    assert tokenizer.decode(chat.prompt(messages)) == tokenizer.decode(ids)
 
 
 def test_another_tokenizer_reads_the_same_text_and_credit_is_shared_by_bytes(tokenizer, ids, owner):

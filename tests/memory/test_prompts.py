@@ -13,6 +13,7 @@ from attrimem_jax.memory.prompts import (
   fill,
   fit_history,
   fit_records,
+  module_messages,
   module_suffix,
   session_prefix,
   spoken_date,
@@ -79,6 +80,15 @@ def test_records_stand_in_a_prompt_with_their_own_ids(chat, tokenizer, ids, prom
   suffix = module_suffix(chat, prompts, Module.SEMANTIC, [spelt, bare])
   assert any(tuple(suffix[i : i + 5]) == spelt.ids for i in range(len(suffix)))
   assert "#4 Ann.\n#5 tea\n" in tokenizer.decode(suffix), "blank and line break come from the record, or are put in"
+
+
+@BOTH
+def test_a_model_elsewhere_is_told_the_same(chat, tokenizer, prompts):
+  records = [record(tokenizer, 3, " Ann lives in Lisbon"), record(tokenizer, 12, " Bot is nice")]
+  for module, shown, usage in ((Module.SEMANTIC, records, None), (Module.CORE, [], (3, 9))):
+    ids = session_prefix(chat, prompts, SESSION) + module_suffix(chat, prompts, module, shown, usage)
+    messages = module_messages(prompts, SESSION, module, shown, usage)
+    assert tokenizer.decode(chat.prompt(messages)) == tokenizer.decode(ids)
 
 
 def test_the_worst_ranked_records_are_left_out(tokenizer):

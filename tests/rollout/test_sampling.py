@@ -240,6 +240,35 @@ def test_a_queue_changes_nothing_but_how_many_are_under_way(model, monkeypatch, 
   assert sum(len(ids[0]) for ids in entered) >= 13 - at_once
 
 
+def test_a_watcher_sees_what_is_sampled_changes_no_draw_and_ends_rows(monkeypatch):
+  monkeypatch.setattr(sampling, "WATCHED", 5)
+  model, keys = model_of(CONFIG, stop=(99,), scale=0.6), keys_of(3, seed=4)
+
+  def run(**options):
+    return complete(model, PREFIXES, PROMPTS, keys, Sampling(14), rows=4, step=8, **options)
+
+  seen, whole = [], run()
+
+  def watch(told):
+    seen.append(told)
+    return np.zeros((2, 3), bool)
+
+  for a, b in zip(rows_of(whole), rows_of(run(watch=watch)), strict=True):
+    np.testing.assert_array_equal(a[1].ids, b[1].ids)
+  assert len(seen) == 3  # after 5, 10 and 14 tokens
+  for look, told in enumerate(seen, 1):
+    for (_, completion), ids in zip(rows_of(whole), itertools.chain(*told), strict=True):
+      np.testing.assert_array_equal(ids, completion.ids[: 5 * look])
+
+  def end_the_second(told):
+    return np.array([[False, len(told[0][1]) >= 6, False], [False, True, True]])
+
+  ended = run(at_once=2, watch=end_the_second)
+  assert [[len(c.ids) for c in group] for group in ended] == [[14, 10, 14], [14]]
+  for a, b in zip(rows_of(whole), rows_of(ended), strict=True):
+    np.testing.assert_array_equal(a[1].ids[: len(b[1].ids)], b[1].ids)
+
+
 def test_another_top_p_is_no_other_program(model):
   sample(model, Sampling(8, 1.0, top_p=0.5))
   before = _begin._cache_size()
