@@ -376,10 +376,9 @@ def _benchmark(config: ConfigDict) -> Iterator[str]:
   if not path:
     mend = f"Pass --config.data.path=<{name} file> or set {reading.ENVIRONMENT}."
     yield _problem(config, "data.path", f"data set {name!r} needs a file", mend)
-  elif not _path(path).is_file():
-    yield _problem(
-      config, "data.path", f"there is no file at {path!r}", "Correct the path; see third_party/datasets.toml."
-    )
+  elif not (_path(path).is_file() or (_path(path) / "dataset_info.json").is_file()):
+    mend = "Correct the path; python -m attrimem_jax.data.download fetches benchmarks."
+    yield _problem(config, "data.path", f"there is no file at {path!r}", mend)
   if config.data.splits:
     if not _path(config.data.splits).is_file():
       yield _problem(config, "data.splits", "there is no such file", "Correct the path, or use ''.")

@@ -14,6 +14,7 @@ small policy from the same start on the same histories per seed, and answers the
 | warm             | outcome and token credit, from the warm start and from the model before it                        |
 | kinds            | outcome and token credit, trained on all kinds of questions or on some, asked all                 |
 | weight           | token and gradients with λ = 0.3 and 1                                                           |
+| smollm2          | outcome, action and token for three steps: SmolLM2 on real sessions, to see cost and health      |
 
 The same command goes on where a study was stopped. `--config.study.seeds` sets how many runs there are of each arm. A
 run takes the time of `grpo_token.py`, so 5 arms x 5 seeds take some hours on two cores.
@@ -27,7 +28,7 @@ from attrimem_jax.config import choose, recipe
 
 
 def get_config(preset: str = "") -> ConfigDict:
-  config = recipe(pathlib.Path(__file__).with_name("grpo_token.py"))
+  config = recipe(pathlib.Path(__file__).with_name("grpo_token.py"), "smollm2" if preset == "smollm2" else "")
   config.job = "study"
   config.train.eval_every = 12
   config.eval.episodes = 128
@@ -59,6 +60,17 @@ def weight(config: ConfigDict) -> None:
   config.study.arms = ("token", "token_strong", "gradients", "gradients_strong")
 
 
+def smollm2(config: ConfigDict) -> None:
+  """On LongMemEval: `--config.data.path=longmemeval_oracle.json`, and a warm start (`sft.py:smollm2`) beside it."""
+  config.data.name = "longmemeval"
+  config.policy.checkpoint = "runs/sft-smollm2"
+  config.study.arms = ("outcome", "action", "token")
+  config.study.seeds = 1
+  config.train.steps = 3
+  config.train.eval_every = 0
+  config.eval.episodes = 2
+
+
 PRESETS = {
   "": credit,
   "credit": credit,
@@ -67,4 +79,5 @@ PRESETS = {
   "warm": warm,
   "kinds": kinds,
   "weight": weight,
+  "smollm2": smollm2,
 }

@@ -1,10 +1,10 @@
 """What a training step costs as one size after the other grows: see bench_scaling.sh.
 
-A random Qwen3 of 4.2 M parameters, float32. The base is one session of 512 tokens with 16 completions of 64; an answer of
-16 tokens after a context of 256 under 16 masks. Each curve changes one size. Costs are relative to the base, seconds are
-medians without the first round, and beside them stand the FLOPs that the job `plan` counts. Where a prefix is repeated
-for every completion, as other trainers do it, the same update is timed too. Virtual devices share this machine's cores,
-so over devices only what one of them computes and holds is told, by XLA's own count.
+A random Qwen3 of 4.2 M parameters, float32. The base is one session of 512 tokens with 16 completions of 64; for masks
+four answers of 16 tokens, each after a context of 256 under 16 masks. Each curve changes one size. Costs are relative
+to the base, seconds are medians without the first round, and beside them stand the FLOPs that the job `plan` counts.
+The same update is timed with the session repeated for every completion too, as other trainers have it. Virtual devices
+share this machine's cores, so over devices only what one of them computes and holds is told, by XLA's own count.
 """
 
 import argparse
@@ -16,8 +16,13 @@ import sys
 import time
 import types
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+  from attrimem_jax.nn.config import DecoderConfig
+  from attrimem_jax.rl.update import Batch
 
 VOCAB, WIDTH, LAYERS, HEADS, KV_HEADS, HEAD_SIZE = 4096, 256, 4, 8, 4, 32
 BASE = {"prefix": 512, "rows": 16, "sessions": 1, "width": WIDTH, "masks": 16}
@@ -38,14 +43,14 @@ LABELS = {
 }
 
 
-def shape(width: int):
+def shape(width: int) -> "DecoderConfig":
   from attrimem_jax.nn.config import DecoderConfig
 
   heads = width * HEADS // WIDTH
   return DecoderConfig(VOCAB, width, LAYERS, heads, heads // 2, HEAD_SIZE, 3 * width, qk_norm=True, max_positions=8192)
 
 
-def batch_of(size: dict[str, int], shared: bool = True):
+def batch_of(size: dict[str, int], shared: bool = True) -> "Batch":
   """The update's batch; unless `shared`, every completion has a prefix of its own."""
   from attrimem_jax.nn.batching import pack
   from attrimem_jax.rl.update import Batch
@@ -63,7 +68,7 @@ def batch_of(size: dict[str, int], shared: bool = True):
   return Batch(packed, np.ones(tokens, bool), np.ascontiguousarray(np.broadcast_to(spread, tokens)))
 
 
-def trainer(width: int):
+def trainer(width: int) -> tuple:
   """(update, state) of a random network."""
   import jax
 
@@ -113,8 +118,9 @@ def score_seconds(masks: int, scorer: str, repeats: int) -> float:
   import jax
 
   from attrimem_jax.attribution.attribute import Problem, measure
-  from attrimem_jax.nn import decoder
   from attrimem_jax.memory.context import Source
+  from attrimem_jax.nn import decoder
+  from attrimem_jax.types import CallKey, Module
 
   config, rng = shape(WIDTH), np.random.default_rng(0)
   model = types.SimpleNamespace(
@@ -122,11 +128,9 @@ def score_seconds(masks: int, scorer: str, repeats: int) -> float:
   )
   ids = rng.integers(3, VOCAB, CONTEXT).astype(np.int32)
   owner = CallKey("h", 0, 0, Module.SEMANTIC)
-  sources = tuple(Source(owner, i) for i in range(CONTEXT // 4))
-  source = np.repeat(np.arange(len(sources)), 4).astype(np.int32)
-  problems = [
-    Problem(ids, source, sources, rng.integers(3, VOCAB, ANSWER).astype(np.int32), (0, i)) for i in range(4)
-  ]
+  sources = tuple(Source(owner, i) for i in range(CONTEXT // 4 - 4))  # four tokens each, and a question after them
+  source = np.pad(np.repeat(np.arange(len(sources)), 4), (0, 16), constant_values=-1).astype(np.int32)
+  problems = [Problem(ids, source, sources, rng.integers(3, VOCAB, ANSWER).astype(np.int32), (0, i)) for i in range(4)]
   return median(lambda: measure(model, [5], problems, masks, scorer=scorer), repeats)
 
 
@@ -150,18 +154,10 @@ def device_worker(count: int) -> None:
 
   mesh = sharding.make_mesh(fsdp=count)
   update, state = trainer(WIDTH)
-  state = jax.tree.map(lambda leaf: leaf, state)
   batch = jax.tree.map(lambda leaf: leaf[None], batch_of(BASE | {"sessions": 8}))
-  state = dataclass_placed(state, mesh)
-  compiled = update.lower(state, None, sharding.place_batch(batch, mesh)).compile()
+  compiled = update.lower(sharding.place(state, mesh), None, sharding.place_batch(batch, mesh)).compile()
   memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
   print(json.dumps({"flops": cost["flops"], "bytes": memory.argument_size_in_bytes + memory.temp_size_in_bytes}))
-
-
-def dataclass_placed(state, mesh):
-  from attrimem_jax.nn import sharding
-
-  return sharding.place(state, mesh)
 
 
 def curves(repeats: int) -> Iterator[tuple[str, dict[str, list[tuple[float, float]]]]]:
@@ -177,14 +173,23 @@ def curves(repeats: int) -> Iterator[tuple[str, dict[str, list[tuple[float, floa
       if name in ("prefix", "rows") and size * BASE["rows" if name == "prefix" else "prefix"] <= 2**14:
         found["seconds, nothing shared"].append((size, update_seconds(sizes, False, repeats) / base))
     yield name, {curve: points for curve, points in found.items() if points}
-  exact = {scorer: [score_seconds(m, scorer, repeats) for m in CURVES["masks"]] for scorer in ("exact", "cached")}
-  first = exact["exact"][CURVES["masks"].index(BASE["masks"])]
-  yield "masks", {f"seconds, {s}": list(zip(CURVES["masks"], np.array(v) / first, strict=True)) for s, v in exact.items()}
+  taken = {scorer: [score_seconds(m, scorer, repeats) for m in CURVES["masks"]] for scorer in ("exact", "cached")}
+  first = taken["exact"][CURVES["masks"].index(BASE["masks"])]
+  yield (
+    "masks",
+    {
+      f"seconds, {s}": [(m, v / first) for m, v in zip(CURVES["masks"], found, strict=True)]
+      for s, found in taken.items()
+    },
+  )
   devices = {count: on_devices(count) for count in (1, 2, 4, 8)}
-  yield "devices", {
-    f"{what} of a device": [(count, each[what] / devices[1][what]) for count, each in devices.items()]
-    for what in ("flops", "bytes")
-  }
+  yield (
+    "devices",
+    {
+      f"{what} of a device": [(count, each[what] / devices[1][what]) for count, each in devices.items()]
+      for what in ("flops", "bytes")
+    },
+  )
 
 
 def draw(found: dict[str, dict[str, list[tuple[float, float]]]], path: pathlib.Path) -> None:

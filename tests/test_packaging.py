@@ -30,5 +30,5 @@ def test_the_wheel_takes_the_manifests_and_they_are_complete(repository):
     assert target == f"attrimem_jax/{file}"
   datasets = tomllib.loads((repository / "third_party" / "datasets.toml").read_text())
   for name, entry in datasets.items():
-    assert set(entry) == {"source", "file", "revision", "sha256", "bytes", "licence", "holds"}, name
+    assert set(entry) == {"source", "url", "files", "revision", "sha256", "bytes", "licence", "holds"}, name
     assert len(entry["sha256"]) in (0, 64)

@@ -15,6 +15,22 @@ READERS: Mapping[str, ModuleType] = {"locomo": locomo, "longmemeval": longmemeva
 SPLITS = ("train", "test", "all")  # without a file of splits
 
 
+def load(name: str, path: str | pathlib.Path) -> tuple[Sequence[Episode], str]:
+  """The episodes of a benchmark and a report for people, from its own file or from a folder of `datasets.prepare`.
+
+  Raises:
+    ValueError: there is no such file, or it is not the benchmark's.
+  """
+  folder = pathlib.Path(os.path.expanduser(path))
+  if not os.fspath(path) or not (folder / "dataset_info.json").is_file():
+    episodes, report = READERS[name].read(path)
+    return episodes, report.text()
+  from attrimem_jax.data import datasets  # imports much, which a file does not need
+
+  prepared = datasets.read(folder, name)
+  return tuple(prepared), f"{folder}: {len(prepared)} conversations, prepared before"
+
+
 def holdout(episodes: Sequence[Episode], name: str, count: int) -> tuple[Episode, ...]:
   """All conversations, those for "train", or the last `count` ones, which training never sees, for "test"."""
   if name not in SPLITS:

@@ -75,14 +75,14 @@ def episodes(config: ConfigDict) -> tuple[list[tuple[int, Episode]], str]:
 
   A greater `eval.episodes` adds conversations and keeps those that were there.
   """
-  reader = benchmarks.READERS.get(config.data.name)
-  if reader is None:
+  every: Sequence[Episode]
+  if config.data.name not in benchmarks.READERS:
     world = setup.world(config)
     made = [synthetic.episode(world, config.eval.split, config.data.seed, i) for i in range(config.eval.episodes)]
-    every, report = tuple(made), f"synthetic world, {len(made)} conversations"
+    every, report = made, f"synthetic world, {len(made)} conversations"
   else:
-    every, found = reader.read(config.data.path)
-    report, split = found.text(), config.eval.split
+    every, report = benchmarks.load(config.data.name, config.data.path)
+    split = config.eval.split
     table = benchmarks.read_splits(config.data.splits) if config.data.splits else None
     every = benchmarks.named(every, table, split) if table else benchmarks.holdout(every, split, config.data.holdout)
   asked = [dataclasses.replace(e, questions=tuple(of_kinds(e.questions, config.data.kinds))) for e in every]

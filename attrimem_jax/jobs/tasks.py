@@ -47,8 +47,7 @@ class Tasks:
     self._finite: dict[str, tuple[Episode, ...]] = {}
     self._made: dict[tuple[str, int], Episode] = {}
     if config.data.name in benchmarks.READERS:
-      episodes, report = benchmarks.READERS[config.data.name].read(config.data.path)
-      self.report = report.text()
+      episodes, self.report = benchmarks.load(config.data.name, config.data.path)
       table = benchmarks.read_splits(config.data.splits) if config.data.splits else None
       for split in {config.data.split, config.eval.split}:
         self._finite[split] = (
