@@ -35,9 +35,7 @@ def default() -> ConfigDict:
   config.sft = _sft()
   config.retention = _retention()
   config.study = ConfigDict({"arms": (), "seeds": 5})  # what is compared (`arms.ARMS`), and runs of each
-  config.mesh = ConfigDict(
-    {"data": 1, "fsdp": 1, "tensor": 1}
-  )  # devices along each axis; the product is all that are used
+  config.mesh = ConfigDict({"data": 1, "fsdp": 1, "tensor": 1})  # devices along each axis; the product is all used
   config.hosts = _hosts()
   config.plan = _plan()
   config.serve = _serve()
@@ -80,6 +78,7 @@ def _answer() -> ConfigDict:
   answer.model = "embedded:answer"
   answer.prompts = "compact"
   answer.dtype = "float32"
+  answer.weights = "float"  # or "int8", "int4" (qwix) where only its words count: job evaluate, benchmark, rl.lambda_=0
   answer.max_context = 1024  # tokens of context and question together
   answer.max_new_tokens = 32
   answer.retriever = ConfigDict({"name": "bm25", "top_k": 10})
@@ -238,6 +237,7 @@ def _train() -> ConfigDict:
   train.eval_every = 0  # 0: before the first and after the last step only
   train.checkpoint_every = 50
   train.keep_checkpoints = 2
+  train.offload = False  # answer model and reference wait in host memory while a phase of a step does not use them
   # A run stops, and keeps the checkpoint before, when `patience` steps on end show the same sign of collapse: an
   # entropy below, a KL above, or a reward below these. Patience 0 never stops.
   train.collapse = ConfigDict({"patience": 0, "entropy": 0.01, "kl": 10.0, "reward": 0.0})

@@ -20,6 +20,7 @@ from attrimem_jax.attribution.ablations import LEVELS
 from attrimem_jax.data import benchmarks, reading, synthetic
 from attrimem_jax.io.client import RESERVED
 from attrimem_jax.nn.lora import TARGETS
+from attrimem_jax.nn.quantised import BITS
 from attrimem_jax.types import Module
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
   "policy.overlong": ("fail", "split", "cut"),
   "answer.prompts": ("compact", "full"),
   "answer.dtype": ("float32", "bfloat16"),
+  "answer.weights": ("float", *BITS),
   "answer.retriever.name": ("bm25", "dense"),
   "rollout.horizon.bank": ("empty", "reference"),
   "reward.kind": ("contains", "f1", "exact"),
@@ -278,6 +280,8 @@ def _cross_checks(config: ConfigDict) -> Iterator[str]:
   if by_gradients and config.attribution.scorer == "exact":
     what = "has no gradient, which config.attribution.gradients asks for"
     yield _problem(config, "attribution.scorer", what, "Use masked or cached.")
+  if config.answer.weights != "float":
+    yield from _rounded(config)
   if config.job in ("train", "plan"):
     yield from _attribution_problems(config)
     yield from _batch(config)
@@ -310,6 +314,15 @@ def _cross_checks(config: ConfigDict) -> Iterator[str]:
     if shards > 0 and config.sft.batch % shards:
       what = f"does not split over {shards} devices (data x fsdp)"
       yield _problem(config, "sft.batch", what, f"Use a multiple of {shards}.")
+
+
+def _rounded(config: ConfigDict) -> Iterator[str]:
+  explains = config.job == "train" and config.rl.lambda_ != 0 and config.attribution.unit != "none"
+  if explains or config.job == "attribute":
+    what = "rounds the weights whose log-probabilities tell what an answer leaned on"
+    yield _problem(config, "answer.weights", what, "Use float here; int8 and int4 are for jobs evaluate and benchmark.")
+  if importlib.util.find_spec("qwix") is None:
+    yield _problem(config, "answer.weights", "needs qwix", "Run: pip install 'attrimem_jax[quantised]'.")
 
 
 def _paths(config: ConfigDict) -> Iterator[str]:

@@ -357,3 +357,13 @@ def test_prompt_and_completion_fit_the_models(config):
   assert f"makes {room} tokens, but the policy model has {room - 1} positions" in str(caught.value)
   assert f"Use at most {config.policy.max_prompt - 1}." in str(caught.value)
   assert "Lower config.answer.max_new_tokens." in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  ("job", "weight", "refused"), [("train", 0.3, True), ("attribute", 0.3, True), ("train", 0.0, False)]
+)
+def test_rounded_weights_never_explain_an_answer(config, job, weight, refused):
+  config.job, config.rl.lambda_, config.answer.weights = job, weight, "int8"
+  found = [line for line in _problems(config) if "config.answer.weights" in line]
+  assert bool(found) == refused
+  assert all("log-probabilities" in line for line in found)

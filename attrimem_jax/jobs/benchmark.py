@@ -22,7 +22,6 @@ from attrimem_jax.data import benchmarks, synthetic
 from attrimem_jax.evaluation import judging, submissions
 from attrimem_jax.evaluation.asking import AnswerModel, Decoder, Remote
 from attrimem_jax.evaluation.results import Conversation, read_conversation, rows_of, summarise
-from attrimem_jax.io import models
 from attrimem_jax.io.clock import Clock
 from attrimem_jax.io.metrics import write_json
 from attrimem_jax.jobs import setup
@@ -194,7 +193,7 @@ def fingerprint(episode: Episode) -> str:
 def _parts(config: ConfigDict, run: Run, closing: contextlib.ExitStack) -> tuple[System | None, AnswerModel]:
   """The system (None: memories of another run) and the answer model; `closing` closes what they hold open."""
   policy = setup.policy_model(config, run) if config.eval.system == "policy" and not config.eval.memories else None
-  answer = setup.answer_model(config, policy) if policy else models.load(config.answer.model)
+  answer = setup.answer_model(config, policy)
   elsewhere = config.answer.endpoint.url
   validation.validate_lengths(config, (policy or answer).config, None if elsewhere else answer.config)
   reader = dataclasses.replace(setup.reader(config, answer, policy or answer), writer=None)

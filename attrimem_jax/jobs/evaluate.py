@@ -50,7 +50,8 @@ def run_evaluate(config: ConfigDict, run: Run) -> None:
 def _ask_given(config: ConfigDict, trainer: Trainer) -> list[Evaluated]:
   tasks = [task for task in trainer.tasks.evaluation() if task.questions]
   rollouts = [Rollout(task.window, 0, (), _bank(config, trainer, task)) for task in tasks]
-  return judge(trainer.reader, rollouts, [task.questions for task in tasks], config.reward.kind, trainer.answer_chat)
+  with trainer.answering() as reader:
+    return judge(reader, rollouts, [task.questions for task in tasks], config.reward.kind, trainer.answer_chat)
 
 
 def _bank(config: ConfigDict, trainer: Trainer, task: Task) -> Bank:

@@ -11,6 +11,7 @@ metrics) and anything the paper keeps to itself (its prompts, retriever, λ).
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import jax
@@ -48,7 +49,7 @@ from attrimem_jax.rl.collapse import Limits, collapsed, signs
 from attrimem_jax.rl.experience import AdvantageSettings, Group, Valued, training_batch, value
 from attrimem_jax.rl.loss import LossSettings
 from attrimem_jax.rl.update import check_first_step, make_update
-from attrimem_jax.rollout.answering import Answer
+from attrimem_jax.rollout.answering import Answer, Reader
 from attrimem_jax.rollout.writing import write
 from attrimem_jax.view import terminal
 from attrimem_jax.view.report import write_report
@@ -105,19 +106,21 @@ class Trainer:
     self.policy = setup.policy_model(config, run)
     answer = setup.answer_model(config, self.policy)
     validation.validate_lengths(config, self.policy.config, answer.config)
-    self.answer = setup.with_params(answer, sharding.place(answer.params, self.mesh))
+    # The reference is the starting policy, in buffers of its own: the state's are donated to every update. An answer
+    # model of the same weights is frozen too, so they share theirs. Low-rank factors stand beside the reference, which
+    # then is a part of the policy and never waits in host memory.
+    self.lora = setup.lora_of(config)
+    same, needed = answer is self.policy, bool(config.rl.kl or self.lora)
+    waits, factors = config.train.offload, self.lora is not None
+    self.answer = sharding.Frozen(answer.params, self.mesh, waits and not (same and factors))
+    starting = self.answer if same else needed and sharding.Frozen(self.policy.params, self.mesh, waits and not factors)
+    self.reference = starting if needed else None
     self.chat = setup.chat(config, self.policy.tokenizer)
     self.tasks = Tasks(config, self.chat, setup.prompts(config.policy.prompts))
-    self.reader = setup.reader(config, self.answer, self.policy)
-    self.answer_chat = setup.chat(config, self.answer.tokenizer)
+    self.answer_model, self.reader = answer, setup.reader(config, answer, self.policy)
+    self.answer_chat = setup.chat(config, answer.tokenizer)
     self.header = answer_prefix(self.answer_chat, self.reader.prompts)
     self.optimizer = optimizers.make_optimizer(setup.optimizer_settings(config))
-    # The reference is the starting policy, in buffers of its own: the state's are donated to every update. An answer
-    # model of the same weights is frozen too, so they share theirs. Low-rank factors stand beside the reference.
-    same = answer is self.policy
-    starting = self.answer.params if same else sharding.place(self.policy.params, self.mesh)
-    self.lora = setup.lora_of(config)
-    self.reference = starting if config.rl.kl or self.lora else None
     logprobs = setup.logprobs(config, self.policy.config)
     self.update = make_update(self.policy.config, self.optimizer, _loss_settings(config), logprobs, self.lora)
     self.advantages = AdvantageSettings(
@@ -136,7 +139,17 @@ class Trainer:
 
   def whole(self, trained: Params) -> Params:
     """The policy's parameters, from what is trained of them."""
-    return whole(self.lora, self.reference, trained)
+    with self._reference() as frozen:
+      return whole(self.lora, frozen, trained)
+
+  def _reference(self) -> AbstractContextManager[Params | None]:
+    return self.reference.on_devices() if self.reference else nullcontext()
+
+  @contextmanager
+  def answering(self) -> Iterator[Reader]:
+    """The reader, its model's weights on the devices."""
+    with self.answer.on_devices() as params:
+      yield dataclasses.replace(self.reader, model=setup.with_params(self.answer_model, params))
 
   def step(self, step: int, state: optimizers.TrainState) -> tuple[optimizers.TrainState, dict[str, float]]:
     """One GRPO step: (new state, metrics with slash-separated names)."""
@@ -149,8 +162,8 @@ class Trainer:
       groups = _with_attributions(groups, attributions)
     valued = [value(group, self.advantages, self.policy.tokenizer) for group in groups]
     batch = self._batch(tasks, valued)
-    with clock("update"):
-      state, metrics = self.update(state, self.reference, batch)
+    with clock("update"), self._reference() as reference:
+      state, metrics = self.update(state, reference, batch)
       measured = {name: float(v) for name, v in jax.device_get(metrics).items()}
     self.run.rollouts(step + 1, rollout_rows(groups, valued, self.policy.tokenizer))
     measured |= _metrics(groups, valued, attributions)
@@ -162,10 +175,10 @@ class Trainer:
     config = self.config
     tasks = [task for task in self.tasks.evaluation() if task.questions]
     key = jax.random.fold_in(jax.random.key(config.seed), 2**31 - 1)
-    with self.run.progress(0, len(tasks), "window") as progress:
+    with self.run.progress(0, len(tasks), "window") as progress, self.answering() as reader:
       return evaluate(
         setup.writer(config, setup.with_params(self.policy, params), config.eval.temperature),
-        self.reader,
+        reader,
         [task.window for task in tasks],
         [task.questions for task in tasks],
         key,
@@ -256,7 +269,8 @@ class Trainer:
   def _answer(self, tasks: Sequence[Task], groups: Sequence[Group]) -> list[Group]:
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     questions = [task.questions for task, group in zip(tasks, groups, strict=True) for _ in group.rollouts]
-    judged = iter(judge(self.reader, rollouts, questions, self.config.reward.kind, self.answer_chat))
+    with self.answering() as reader:
+      judged = iter(judge(reader, rollouts, questions, self.config.reward.kind, self.answer_chat))
     return [_judged([next(judged) for _ in group.rollouts]) for group in groups]
 
   def _measure(self, step: int, groups: Sequence[Group]) -> list[Measurement]:
@@ -265,17 +279,18 @@ class Trainer:
     if self.config.rl.lambda_ == 0 or config.unit == "none":
       return []
     problems = [p for w, group in enumerate(groups) for p in self._problems(group, (self.config.seed, step, w))]
-    return measure(
-      self.answer,
-      self.header,
-      problems,
-      0 if config.gradients else masks_at(step, config.masks),
-      gradients=config.gradients,
-      keep=config.keep,
-      scorer=config.scorer,
-      dtype=self.config.answer.dtype,
-      step=self.config.rollout.bucket,
-    )
+    with self.answering() as reader:
+      return measure(
+        reader.model,
+        self.header,
+        problems,
+        0 if config.gradients else masks_at(step, config.masks),
+        gradients=config.gradients,
+        keep=config.keep,
+        scorer=config.scorer,
+        dtype=self.config.answer.dtype,
+        step=self.config.rollout.bucket,
+      )
 
   def _problems(self, group: Group, path: tuple[int, ...]) -> Iterator[Problem]:
     for g, answers in enumerate(group.answers):
@@ -301,7 +316,8 @@ class Trainer:
     if not masks:
       return attributions
     settings = {"dtype": self.config.answer.dtype, "step": self.config.rollout.bucket}
-    judged = judge_attributions(self.answer, self.header, attributions, masks, top=(), keep=keep, **settings)
+    with self.answering() as reader:
+      judged = judge_attributions(reader.model, self.header, attributions, masks, top=(), keep=keep, **settings)
     return [gated(*pair) for pair in zip(attributions, judged, strict=True)]
 
   def _batch(self, tasks: Sequence[Task], valued: Sequence[Sequence[Valued]]):

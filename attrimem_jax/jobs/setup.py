@@ -23,6 +23,7 @@ from attrimem_jax.nn.batching import bucket
 from attrimem_jax.nn.config import DecoderConfig
 from attrimem_jax.nn.decoder import Params
 from attrimem_jax.nn.lora import Lora
+from attrimem_jax.nn.quantised import quantise
 from attrimem_jax.rl.optimizer import OptimizerSettings
 from attrimem_jax.rollout.answering import Reader
 from attrimem_jax.rollout.sampling import Sampling
@@ -168,10 +169,13 @@ def lora_of(config: Mapping[str, Any]) -> Lora | None:
   return Lora(lora["rank"], lora["alpha"], tuple(lora["targets"])) if lora and lora["targets"] else None
 
 
-def answer_model(config: ConfigDict, policy: LanguageModel) -> LanguageModel:
-  """The answer model; the policy's own starting weights where both name the same model."""
-  same = config.answer.model == config.policy.model and not config.policy.checkpoint
-  return policy if same else models.load(config.answer.model)
+def answer_model(config: ConfigDict, policy: LanguageModel | None = None) -> LanguageModel:
+  """The answer model, in 8 or 4 bits if so asked; the policy's own starting weights where both name the same model."""
+  answer = config.answer
+  if policy and answer.model == config.policy.model and not config.policy.checkpoint and answer.weights == "float":
+    return policy
+  model = models.load(answer.model)
+  return model if answer.weights == "float" else with_params(model, quantise(model.params, answer.weights))
 
 
 def with_params(model: LanguageModel, params: Params) -> LanguageModel:

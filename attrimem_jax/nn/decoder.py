@@ -5,6 +5,7 @@ with the layers stacked on axis 0, and every function below scans over that axis
 keys are never copied, however many suffixes [P, n, Ts] attend to them.
 """
 
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -109,8 +110,17 @@ def _dense(x, weight, axes=1):
   leading axes two to three times slower than that of a flat one.
   """
   inner = math.prod(weight.shape[:axes])
-  out = x.reshape(-1, inner) @ weight.reshape(inner, -1).astype(x.dtype)
+  flat = x.reshape(-1, inner)
+  out = _rounded(flat, weight) if hasattr(weight, "qvalue") else flat @ weight.reshape(inner, -1).astype(x.dtype)
   return out.reshape(*x.shape[: x.ndim - axes], *weight.shape[axes:])
+
+
+def _rounded(x, weight):
+  """x [T, D] times a matrix of `quantised.quantise`."""
+  import qwix  # an extra: whoever made the matrix has it
+
+  values, scale = weight.qvalue.reshape(x.shape[1], -1), weight.scale.reshape(1, -1)
+  return qwix.dot(x, dataclasses.replace(weight, qvalue=values, scale=scale)).astype(x.dtype)
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:

@@ -4,8 +4,10 @@ Axes: `data` splits batches only, `fsdp` splits batches and parameters, `tensor`
 An axis that does not divide a dimension is left out for that array, so small models run on any mesh.
 """
 
+import contextlib
 import functools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -76,6 +78,33 @@ def _put(leaf: Any, where: NamedSharding) -> jax.Array:
   # Unlike device_put, this compares nothing with the other processes: that would send every weight over the network.
   whole = np.asarray(leaf)
   return jax.make_array_from_callback(whole.shape, where, lambda share: whole[share])
+
+
+class Frozen:
+  """Parameters that never change, placed on a mesh; with `offload` they wait in host memory while nobody uses them."""
+
+  def __init__(self, params: Any, mesh: Mesh, offload: bool = False):
+    self._placed = place(params, mesh)
+    if offload:
+      self._placed = jax.tree.map(lambda a: jax.device_put(a, a.sharding.with_memory_kind("pinned_host")), self._placed)
+    self._offload, self._users, self._here = offload, 0, None
+
+  @contextlib.contextmanager
+  def on_devices(self) -> Iterator[Any]:
+    """The parameters in device memory, which is given back when the last of nested users is done."""
+    if not self._offload:
+      yield self._placed
+      return
+    if not self._users:
+      self._here = jax.tree.map(lambda a: jax.device_put(a, a.sharding.with_memory_kind("device")), self._placed)
+    self._users += 1
+    try:
+      yield self._here
+    finally:
+      self._users -= 1
+      if not self._users:
+        jax.tree.map(lambda a: a.delete(), self._here)
+        self._here = None
 
 
 def place_batch(batch: Any, mesh: Mesh) -> Any:

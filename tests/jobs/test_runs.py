@@ -85,6 +85,15 @@ def test_killed_and_started_again_ends_with_the_same_bits(whole, command, tiny, 
 
 
 @pytest.mark.slow
+def test_frozen_models_that_wait_in_host_memory_change_no_bit(whole, command, tiny, tmp_path):
+  output, _ = (process := command(tmp_path, "--config.train.offload=True")).communicate(timeout=600)
+  assert process.returncode == 0, output
+  assert _metrics(tmp_path) == _metrics(whole[0])
+  for one, other in zip(_params(tmp_path, tiny)[1], _params(whole[0], tiny)[1], strict=True):
+    np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.slow
 def test_sigterm_saves_at_the_end_of_the_step(command, tiny, tmp_path):
   process = command(tmp_path, "--config.train.checkpoint_every=100", "--config.train.steps=50")
   while "1/50" not in process.stdout.readline():

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
-from attrimem_jax.nn.sharding import make_mesh, place_batch, spec
+from attrimem_jax.nn.sharding import Frozen, make_mesh, place_batch, spec
 
 
 def mesh_of(data: int, fsdp: int, tensor: int) -> AbstractMesh:
@@ -42,6 +42,27 @@ def test_a_mesh_of_more_devices_than_there_are_is_refused():
     ValueError, match=rf"config\.mesh asks for 2 x {count} x 1 = {2 * count} devices, {count} are here"
   ):
     make_mesh(data=2, fsdp=count)
+
+
+def test_frozen_parameters_are_on_the_device_only_while_someone_uses_them():
+  params = {"layers": {"q": np.arange(24, dtype=np.float32).reshape(1, 4, 2, 3)}, "norm": np.ones(4, np.float32)}
+  frozen = Frozen(params, make_mesh(), offload=True)
+
+  def kinds():
+    return {leaf.sharding.memory_kind for leaf in jax.tree.leaves(frozen._placed)}
+
+  assert kinds() == {"pinned_host"}
+  with frozen.on_devices() as outer:
+    with frozen.on_devices() as inner:
+      assert inner is outer, "one copy for all"
+    assert {leaf.sharding.memory_kind for leaf in jax.tree.leaves(outer)} == {"device"}
+    jax.tree.map(np.testing.assert_array_equal, outer, params)
+    np.testing.assert_array_equal(jax.jit(lambda p: p["norm"] * 2)(outer), 2 * params["norm"])
+  assert all(leaf.is_deleted() for leaf in jax.tree.leaves(outer))
+  assert kinds() == {"pinned_host"}
+  with Frozen(params, make_mesh()).on_devices() as kept:
+    pass
+  assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(kept))
 
 
 def test_a_batch_that_does_not_divide_is_refused():
