@@ -124,7 +124,9 @@ def score_seconds(masks: int, scorer: str, repeats: int) -> float:
   owner = CallKey("h", 0, 0, Module.SEMANTIC)
   sources = tuple(Source(owner, i) for i in range(CONTEXT // 4))
   source = np.repeat(np.arange(len(sources)), 4).astype(np.int32)
-  problems = [Problem(ids, source, sources, rng.integers(3, VOCAB, ANSWER).astype(np.int32), (0, i)) for i in range(4)]
+  problems = [
+    Problem(ids, source, sources, rng.integers(3, VOCAB, ANSWER).astype(np.int32), (0, i)) for i in range(4)
+  ]
   return median(lambda: measure(model, [5], problems, masks, scorer=scorer), repeats)
 
 
@@ -177,18 +179,12 @@ def curves(repeats: int) -> Iterator[tuple[str, dict[str, list[tuple[float, floa
     yield name, {curve: points for curve, points in found.items() if points}
   exact = {scorer: [score_seconds(m, scorer, repeats) for m in CURVES["masks"]] for scorer in ("exact", "cached")}
   first = exact["exact"][CURVES["masks"].index(BASE["masks"])]
-  yield (
-    "masks",
-    {f"seconds, {s}": list(zip(CURVES["masks"], np.array(v) / first, strict=True)) for s, v in exact.items()},
-  )
+  yield "masks", {f"seconds, {s}": list(zip(CURVES["masks"], np.array(v) / first, strict=True)) for s, v in exact.items()}
   devices = {count: on_devices(count) for count in (1, 2, 4, 8)}
-  yield (
-    "devices",
-    {
-      f"{what} of a device": [(count, each[what] / devices[1][what]) for count, each in devices.items()]
-      for what in ("flops", "bytes")
-    },
-  )
+  yield "devices", {
+    f"{what} of a device": [(count, each[what] / devices[1][what]) for count, each in devices.items()]
+    for what in ("flops", "bytes")
+  }
 
 
 def draw(found: dict[str, dict[str, list[tuple[float, float]]]], path: pathlib.Path) -> None:
