@@ -40,7 +40,7 @@ class Script:
     self.begun.release()
     ids = np.array([*model.tokenizer.encode(self.text), model.tokenizer.stop_ids[0]])[: sampling.max_new_tokens]
     for t in range(1, len(ids)):
-      assert self.gate.acquire(timeout=20)
+      assert self.gate.acquire(timeout=60)
       ended = watch([[ids[:t]] * len(group) for group in prompts]) if watch else np.zeros((1, 1), bool)
       if ended[0, 0]:
         ids = ids[:t]
@@ -234,14 +234,14 @@ def test_beyond_the_queue_requests_are_refused_and_those_within_are_answered(ser
   with serve(served, queue=3, batch=1) as server, server.client() as client:
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
       running = pool.submit(client.chat.completions.create, **HELLO)
-      assert said.begun.acquire(timeout=20)
+      assert said.begun.acquire(timeout=60)
       waiting = [pool.submit(client.chat.completions.create, **HELLO) for _ in range(3)]
       until(lambda: server.engine.waiting == 3)
       for path in (CHAT, CHAT, COMPLETIONS):
         status, headers, refused = post(server, path, HELLO if path == CHAT else {"model": ANSWER, "prompt": "a"})
         assert (status, headers["Retry-After"], refused["error"]["code"]) == (429, "1", "queue_full")
       said.gate.release(1000)
-      assert {f.result(20).choices[0].message.content for f in (running, *waiting)} == {"fine"}
+      assert {f.result(60).choices[0].message.content for f in (running, *waiting)} == {"fine"}
     with server.client().with_options(max_retries=2) as patient:
       assert patient.chat.completions.create(**HELLO).choices
 
@@ -359,7 +359,7 @@ def test_sigterm_finishes_what_was_taken_and_takes_nothing_new(process, listenin
   assert "process-key" not in line + rest + errors
 
 
-def until(condition, seconds=20):
+def until(condition, seconds=60):
   end = time.monotonic() + seconds
   while not condition():
     assert time.monotonic() < end, "it never came true"
