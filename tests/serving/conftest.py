@@ -42,7 +42,7 @@ def running(served, limits=None, key="", **options):
   thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
   thread.start()
   try:
-    assert ready.wait(20)
+    assert ready.wait(60)
     yield Running(f"http://127.0.0.1:{found['port']}/v1", engine, endpoint)
   finally:
     loop.call_soon_threadsafe(found["end"].set)

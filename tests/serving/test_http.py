@@ -19,7 +19,7 @@ import openai
 import pytest
 from hypothesis import strategies as st
 
-from attrimem_jax.rollout.sampling import Completion
+from attrimem_jax.rollout.sampling import Completion, Sampling, complete
 from attrimem_jax.serving import engine as engines
 from attrimem_jax.serving import replies, requests
 from attrimem_jax.serving.engine import Reply
@@ -40,7 +40,7 @@ class Script:
     self.begun.release()
     ids = np.array([*model.tokenizer.encode(self.text), model.tokenizer.stop_ids[0]])[: sampling.max_new_tokens]
     for t in range(1, len(ids)):
-      assert self.gate.acquire(timeout=20)
+      assert self.gate.acquire(timeout=60)
       ended = watch([[ids[:t]] * len(group) for group in prompts]) if watch else np.zeros((1, 1), bool)
       if ended[0, 0]:
         ids = ids[:t]
@@ -234,14 +234,14 @@ def test_beyond_the_queue_requests_are_refused_and_those_within_are_answered(ser
   with serve(served, queue=3, batch=1) as server, server.client() as client:
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
       running = pool.submit(client.chat.completions.create, **HELLO)
-      assert said.begun.acquire(timeout=20)
+      assert said.begun.acquire(timeout=60)
       waiting = [pool.submit(client.chat.completions.create, **HELLO) for _ in range(3)]
       until(lambda: server.engine.waiting == 3)
       for path in (CHAT, CHAT, COMPLETIONS):
         status, headers, refused = post(server, path, HELLO if path == CHAT else {"model": ANSWER, "prompt": "a"})
         assert (status, headers["Retry-After"], refused["error"]["code"]) == (429, "1", "queue_full")
       said.gate.release(1000)
-      assert {f.result(20).choices[0].message.content for f in (running, *waiting)} == {"fine"}
+      assert {f.result(60).choices[0].message.content for f in (running, *waiting)} == {"fine"}
     with server.client().with_options(max_retries=2) as patient:
       assert patient.chat.completions.create(**HELLO).choices
 
@@ -291,28 +291,15 @@ def test_a_batch_that_fails_is_an_error_and_the_next_one_runs(client, script, mo
   assert client.chat.completions.create(**HELLO).choices[0].message.content == "again"
 
 
-def test_many_at_once_each_get_their_own_answer(client, served):
-  """Batched replies equal those that are asked for alone."""
-  texts = [f"Memory:\n- {name} lives in {city}\n\nWhere does {name} live?" for name in ("Ann", "Ben", "Cleo")
-           for city in ("Lisbon", "Porto", "Rome", "Oslo")]  # fmt: skip
-
-  def ask(text):
-    messages = [{"role": "user", "content": text}]
-    return client.chat.completions.create(model=ANSWER, messages=messages, temperature=0, max_tokens=12)
-
-  with concurrent.futures.ThreadPoolExecutor(len(texts)) as pool:
-    together = [reply.choices[0].message.content for reply in pool.map(ask, texts)]
-  assert together == [ask(text).choices[0].message.content for text in texts]
-
-
 @pytest.fixture(scope="module")
 def process(repository):
   """The job itself, in a process of its own."""
   command = [sys.executable, "-m", "attrimem_jax.main", f"--config={repository / 'configs' / 'serve.py'}"]
   command += ["--config.serve.port=0", "--config.serve.models=('embedded:answer',)", "--config.serve.grace=60"]
+  command += ["--config.serve.queue=64"]
   environment = os.environ | {"ATTRIMEM_API_KEY": "process-key", "JAX_PLATFORMS": "cpu"}
   child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-  killer = threading.Timer(120, child.kill)
+  killer = threading.Timer(300, child.kill)
   killer.start()
   yield child
   killer.cancel()
@@ -320,14 +307,47 @@ def process(repository):
   child.wait()
 
 
-def test_sigterm_finishes_what_was_taken_and_takes_nothing_new(process):
+@pytest.fixture(scope="module")
+def listening(process):
+  """The line that tells where the process listens, and how to connect."""
   line = process.stdout.readline()
-  url = line.split()[2].rstrip(",")
-  options = {"base_url": url, "api_key": "process-key", "max_retries": 0, "timeout": 100}
+  return line, {"base_url": line.split()[2].rstrip(","), "api_key": "process-key", "max_retries": 0, "timeout": 100}
+
+
+def test_two_hundred_at_once_are_answered_as_alone_or_refused(listening, served):
+  """Three times as many as may wait. References: the sampler itself, one prompt at a time."""
+  model = served[ANSWER].model
+  prompts = [f"{name} lives in" for name in ("Ann", "Ben", "Cleo", "Dora", "Gina")]
+  wanted = {}
+  for prompt in prompts:
+    ids = model.tokenizer.encode(prompt)
+    ((out,),) = complete(model, [ids[:-1]], [[ids[-1:]]], np.zeros((1, 1, 2), np.uint32), Sampling(8, 0.0), step=128)
+    wanted[prompt] = model.tokenizer.decode([i for i in out.ids.tolist() if i not in model.tokenizer.stop_ids])
+  open_ = prompts * 40
+  assert len(open_) == 200
+  with openai.OpenAI(**listening[1]) as client, concurrent.futures.ThreadPoolExecutor(200) as pool:
+
+    def ask(prompt):
+      try:
+        return client.completions.create(model=ANSWER, prompt=prompt, max_tokens=8, temperature=0).choices[0].text
+      except openai.RateLimitError:
+        return None
+
+    rounds = 0
+    while open_ and rounds < 50:
+      rounds += 1
+      said = list(pool.map(ask, open_))
+      assert all(text in (None, wanted[prompt]) for prompt, text in zip(open_, said, strict=True))
+      open_ = [prompt for prompt, text in zip(open_, said, strict=True) if text is None]
+  assert not open_
+
+
+def test_sigterm_finishes_what_was_taken_and_takes_nothing_new(process, listening):
+  line, options = listening
   asked = {"model": ANSWER, "prompt": "Ann lives in", "max_tokens": 40, "temperature": 1.5}
   with openai.OpenAI(**options) as client, concurrent.futures.ThreadPoolExecutor(6) as pool:
     pending = [pool.submit(client.completions.create, **asked, seed=seed) for seed in range(6)]
-    health = url.removesuffix("/v1") + "/health"
+    health = options["base_url"].removesuffix("/v1") + "/health"
     until(lambda: not all(f.done() for f in pending) and client.get(health, cast_to=object)["open"] >= 6)
     process.send_signal(signal.SIGTERM)
     assert "stopping: 6 requests" in process.stdout.readline()
@@ -339,7 +359,7 @@ def test_sigterm_finishes_what_was_taken_and_takes_nothing_new(process):
   assert "process-key" not in line + rest + errors
 
 
-def until(condition, seconds=20):
+def until(condition, seconds=60):
   end = time.monotonic() + seconds
   while not condition():
     assert time.monotonic() < end, "it never came true"

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from attrimem_jax.attribution.scoring import answer_logprobs
+from attrimem_jax.io.client import Client
 from attrimem_jax.memory.retrieval import last_token_embed
 from attrimem_jax.rollout.sampling import Sampling, complete
 
@@ -158,3 +159,11 @@ def test_embeddings_are_unit_vectors_of_the_last_token(client, served):
 def test_models_are_listed_by_name(client, served):
   assert [model.id for model in client.models.list()] == list(served)
   assert client.models.retrieve(ANSWER).id == ANSWER
+
+
+def test_this_projects_client_gets_the_same(client, server):
+  with Client(server.url, ANSWER, parameters={"temperature": 0, "max_tokens": 16}) as mine:
+    replies = mine.complete([[("user", text)] for text in QUESTIONS])
+    assert [reply.text for reply in replies] == [chat(client, text).choices[0].message.content for text in QUESTIONS]
+    assert (mine.spent.requests, mine.spent.failed) == (4, 0)
+    assert mine.spent.prompt_tokens == sum(chat(client, text).usage.prompt_tokens for text in QUESTIONS)
