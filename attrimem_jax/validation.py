@@ -377,7 +377,7 @@ def _benchmark(config: ConfigDict) -> Iterator[str]:
     mend = f"Pass --config.data.path=<{name} file> or set {reading.ENVIRONMENT}."
     yield _problem(config, "data.path", f"data set {name!r} needs a file", mend)
   elif not (_path(path).is_file() or (_path(path) / "dataset_info.json").is_file()):
-    mend = "Correct the path; python -m attrimem_jax.data.download fetches benchmarks."
+    mend = "Correct the path; python -m attrimem_jax.io.download fetches benchmarks."
     yield _problem(config, "data.path", f"there is no file at {path!r}", mend)
   if config.data.splits:
     if not _path(config.data.splits).is_file():

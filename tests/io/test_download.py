@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from attrimem_jax.data.download import fetch, manifest
+from attrimem_jax.io.download import fetch, manifest
 
 CONTENT = b"[{}]" * 1000
 

@@ -1,6 +1,6 @@
 """Fetches a benchmark that third_party/datasets.toml lists, and checks size and SHA-256 where it states them.
 
-  python -m attrimem_jax.data.download longmemeval_oracle data
+  python -m attrimem_jax.io.download longmemeval_oracle data
 
 None of them is part of this package, and each has a licence of its own, which is shown.
 """
@@ -86,7 +86,7 @@ if __name__ == "__main__":
   try:
     known = manifest()
     if len(sys.argv) != 3:
-      sys.exit(f"usage: python -m attrimem_jax.data.download {{{','.join(known)}}} FOLDER")
+      sys.exit(f"usage: python -m attrimem_jax.io.download {{{','.join(known)}}} FOLDER")
     paths = fetch(sys.argv[1], sys.argv[2], known)
   except ValueError as error:
     sys.exit(f"error: {error}")
