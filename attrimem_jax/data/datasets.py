@@ -68,7 +68,10 @@ def prepare(name: str, path: str | os.PathLike[str], folder: str | os.PathLike[s
     raise ValueError(f"there is no benchmark {name!r}: use {', '.join(benchmarks.READERS)}")
   episodes, _ = benchmarks.READERS[name].read(path)  # a file that is wrong is refused before anything is written
   builder = Conversations(config=Benchmark(name=name, path=os.fspath(path)), data_dir=os.fspath(folder))
-  builder.download_and_prepare(file_format="array_record")
+  try:
+    builder.download_and_prepare(file_format="array_record")
+  except OSError as error:
+    raise ValueError(f"nothing can be written below {folder} ({error}): give another folder") from None
   written = builder.info.splits[SPLIT].num_examples
   if written != len(episodes):
     raise ValueError(f"{builder.data_path} holds {written} conversations of an earlier file: remove it, then prepare")
@@ -108,7 +111,11 @@ class _Episodes(Sequence[Episode]):
   def __getitem__(self, index: Any) -> Any:
     if isinstance(index, slice):
       return [self[i] for i in range(*index.indices(len(self)))]
-    return from_example(self._source[range(len(self))[index]])
+    place = range(len(self))[index]
+    try:
+      return from_example(self._source[place])
+    except RuntimeError as error:  # of array_record
+      raise ValueError(f"conversation {place} cannot be read ({error}): prepare the data set again") from None
 
 
 def to_example(episode: Episode) -> dict[str, Any]:

@@ -53,7 +53,10 @@ def fetch(name: str, folder: str | os.PathLike[str], table: Mapping[str, Mapping
 def _download(url: str, target: pathlib.Path, entry: Mapping[str, Any], source: str) -> None:
   by_hand = f"get it from {source} and put it at {target}"
   part = target.with_name(target.name + ".part")
-  target.parent.mkdir(parents=True, exist_ok=True)
+  try:
+    target.parent.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise ValueError(f"the folder {target.parent} cannot be made ({error}): give another") from None
   try:
     with urllib.request.urlopen(url, timeout=60) as reply, part.open("wb") as out:
       total = -(-int(reply.headers.get("Content-Length") or 0) // _CHUNK)

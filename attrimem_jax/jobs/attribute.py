@@ -85,6 +85,8 @@ def _is_done(folder: pathlib.Path, wanted: dict[str, Any]) -> bool:
     there = json.loads(asked.read_text(encoding="utf-8"))
   except ValueError:
     return False
+  if not isinstance(there, dict):
+    return False
   if there != wanted:
     flat = schema.flat(there)
     changed = [name for name, value in schema.flat(wanted).items() if flat.get(name) != value]

@@ -70,9 +70,14 @@ def read_results(path: pathlib.Path) -> list[dict[str, Any]]:
   if not path.is_file():
     return []
   try:
-    return json.loads(path.read_text(encoding="utf-8"))["runs"]
+    found = json.loads(path.read_text(encoding="utf-8"))["runs"]
+    for run in found:
+      lacking = {"arm", "seed", "evaluations", "kinds", "curves", "seconds"} - set(run)
+      if lacking or run["arm"] not in ARMS or not run["evaluations"]:
+        raise ValueError(f"a run without {', '.join(sorted(lacking)) or 'a known arm or evaluations'}")
   except (ValueError, KeyError, TypeError) as error:
     raise ValueError(f"{path} is damaged ({error}): bring it back, or remove it to collect the runs again") from None
+  return found
 
 
 def result(arm: str, seed: int, workdir: pathlib.Path) -> dict[str, Any]:

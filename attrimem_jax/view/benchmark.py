@@ -7,6 +7,7 @@ import argparse
 import json
 import math
 import pathlib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -304,8 +305,11 @@ def main() -> None:
   parser.add_argument("--measure", default="")
   parser.add_argument("runs", nargs="+")
   options = parser.parse_args()
-  page = comparison([read_results(run) for run in options.runs], options.measure)
-  pathlib.Path(options.out).write_text(page, encoding="utf-8")
+  try:
+    page = comparison([read_results(run) for run in options.runs], options.measure)
+    pathlib.Path(options.out).write_text(page, encoding="utf-8")
+  except (OSError, ValueError) as error:
+    sys.exit(f"error: {error}")
   print(f"comparison: {options.out}")
 
 

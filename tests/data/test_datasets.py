@@ -55,6 +55,12 @@ def test_what_is_wrong_is_refused(odd, tmp_path):
   folder = datasets.prepare("odd", "file", tmp_path)
   with pytest.raises(ValueError, match="prepared from odd, not from other"):
     datasets.read(folder, "other")
+  with pytest.raises(ValueError, match="nothing can be written below"):
+    datasets.prepare("odd", "file", folder / "dataset_info.json")
+  records = next(folder.glob("*array_record*"))
+  records.write_bytes(records.read_bytes()[:100])
+  with pytest.raises(ValueError, match="prepare"):
+    tuple(datasets.read(folder))
   (folder / "dataset_info.json").write_text("{", encoding="utf-8")
   with pytest.raises(ValueError, match="holds no conversations"):
     datasets.read(folder)

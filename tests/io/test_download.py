@@ -53,6 +53,12 @@ def test_what_is_not_as_the_table_says_is_never_left_behind(table, tmp_path, cha
   assert [path for path in (tmp_path / "data").rglob("*") if path.is_file()] == []
 
 
+def test_a_folder_that_cannot_be_made_is_named(table, tmp_path):
+  (tmp_path / "data").write_text("a file", encoding="utf-8")
+  with pytest.raises(ValueError, match="data/whole cannot be made"):
+    fetch("whole", tmp_path / "data", table)
+
+
 def test_unknown_names_are_refused_with_the_known_ones(table, tmp_path):
   with pytest.raises(ValueError, match="no benchmark 'locomoo': use whole, two"):
     fetch("locomoo", tmp_path, table)

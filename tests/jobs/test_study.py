@@ -153,10 +153,21 @@ def test_page_and_table_say_the_same(tmp_path):
   assert page.count("<svg") == 6  # two of differences, and two curves for each of two arms
 
 
-def test_a_damaged_study_is_told(tmp_path):
-  (tmp_path / "study.json").write_text("{")
+@pytest.mark.parametrize(
+  "text", ["{", "[]", '{"runs": 5}', '{"runs": [{}]}', '{"runs": [{"arm": "token", "seed": 0}]}']
+)
+def test_a_damaged_study_is_told(tmp_path, text):
+  (tmp_path / "study.json").write_text(text)
   with pytest.raises(ValueError, match=r"study\.json is damaged"):
     study.read_results(tmp_path / "study.json")
+
+
+def test_the_published_runs_are_read_and_say_what_the_readme_says(repository):
+  summary = study.summarise(study.read_results(repository / "launch" / "study_granularity.json"), samples=200)
+  for arm, seeds, accuracy in (("start", 5, 0.425), ("outcome", 5, 0.649), ("action", 5, 0.664), ("token", 5, 0.656)):
+    assert len(summary["arms"][arm]["seeds"]) == seeds
+    assert round(summary["arms"][arm]["accuracy"]["mean"], 3) == accuracy
+  assert round(summary["differences"]["token - outcome"]["mean"], 3) == 0.007
 
 
 def test_a_study_that_was_stopped_ends_as_one_that_was_not(tmp_path, tiny, environment, repository):
